@@ -1,0 +1,56 @@
+# Two commands do everything: `make demo` and `make test`.
+# PG=16 picks another PostgreSQL; PG_CONFIG=/path/to/pg_config one that is not Debian's.
+
+PG ?= 15
+
+# Kept between runs and outside the checkout, so that a second run, or a fresh clone, is quick.
+CACHE ?= $(if $(filter 0,$(shell id -u)),/var/cache/pg_ttl_index,$(HOME)/.cache/pg_ttl_index)
+
+export PG CACHE PG_CONFIG
+export PG_HOME = $(CACHE)/pg$(PG)
+export PGRX_HOME = $(CACHE)/pgrx
+export CARGO_PGRX = $(CACHE)/tools/bin/cargo-pgrx
+export CARGO_TARGET_DIR = $(CACHE)/target
+export CARGO_PGRX_DISABLE_GC_SECTIONS_WORKAROUND = 1
+export LOGS = $(CACHE)/log/pg$(PG)
+
+STEP = .ci/step
+FEATURES = --no-default-features --features pg$(PG)
+
+.PHONY: help setup install demo test fmt clippy doc pgtest blackbox clean
+
+help:
+	@echo 'make demo   build, start a throw-away server, and show what the extension does'
+	@echo 'make test   every check: format, lints, docs, unit tests, tests inside and against a server'
+	@echo 'PG=14..18   choose the PostgreSQL version (default 15)'
+
+setup:
+	@$(STEP) 'set up PostgreSQL $(PG) and cargo-pgrx' .ci/setup
+
+install: setup
+	@$(STEP) 'build and install the extension' .ci/install
+
+demo: install
+	@$(STEP) 'build the demo' cargo build --package pg_ttl_index_tests --bin demo
+	@"$(CARGO_TARGET_DIR)/debug/demo"
+
+fmt:
+	@$(STEP) 'check format' cargo fmt --all --check
+
+clippy: setup
+	@$(STEP) 'lint' cargo clippy --workspace --all-targets $(FEATURES) -- -D warnings
+
+doc: setup
+	@$(STEP) 'build docs' env RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items $(FEATURES)
+
+pgtest: setup
+	@$(STEP) 'unit tests, and tests inside the server' .ci/pgtest
+
+blackbox: install
+	@$(STEP) 'tests against real servers' cargo test --package pg_ttl_index_tests
+
+test: fmt clippy doc pgtest blackbox
+	@.ci/count
+
+clean:
+	rm -rf "$(CACHE)"

@@ -1,0 +1,3 @@
+//! The functions users call: they read arguments and call inward.
+
+pub mod rules;

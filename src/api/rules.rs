@@ -1,0 +1,137 @@
+//! Registering, changing and removing rules.
+
+use crate::error::TtlError;
+use crate::pg::access::refuse_if_read_only;
+use crate::pg::regclass::Regclass;
+use crate::rule::{Given, Invalid, Ttl};
+use crate::{guc, registry};
+use pgrx::datum::Interval;
+use pgrx::pg_sys::Oid;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::*;
+
+/// Registers a rule whose time to live is a number of seconds.
+#[pg_extern(name = "ttl_create_index")]
+#[allow(clippy::too_many_arguments)]
+fn ttl_create_index_seconds(
+    table_name: Option<Regclass>,
+    column_name: Option<&str>,
+    expire_after_seconds: Option<i32>,
+    batch_size: default!(Option<i32>, "NULL"),
+    soft_delete_column: default!(Option<String>, "NULL"),
+    filter: default!(Option<String>, "NULL"),
+    time_zone: default!(Option<String>, "NULL"),
+    index_method: default!(Option<String>, "NULL"),
+) -> Result<bool, ErrorReport> {
+    let expire_after = expire_after_seconds.map(ttl_of_seconds).transpose()?;
+    let given = Given { expire_after, batch_size, soft_delete_column, filter, time_zone, index_method };
+    create(table_name, column_name, given)
+}
+
+/// Registers a rule whose time to live is an interval, months and days kept as such.
+#[pg_extern(name = "ttl_create_index")]
+#[allow(clippy::too_many_arguments)]
+fn ttl_create_index_interval(
+    table_name: Option<Regclass>,
+    column_name: Option<&str>,
+    expire_after: Option<Interval>,
+    batch_size: default!(Option<i32>, "NULL"),
+    soft_delete_column: default!(Option<String>, "NULL"),
+    filter: default!(Option<String>, "NULL"),
+    time_zone: default!(Option<String>, "NULL"),
+    index_method: default!(Option<String>, "NULL"),
+) -> Result<bool, ErrorReport> {
+    let expire_after = expire_after.map(ttl_of_interval).transpose()?;
+    let given = Given { expire_after, batch_size, soft_delete_column, filter, time_zone, index_method };
+    create(table_name, column_name, given)
+}
+
+/// Changes only what is given; `reset` names the options to put back to their defaults.
+#[pg_extern]
+#[allow(clippy::too_many_arguments)]
+fn ttl_alter_index(
+    table_name: Option<Regclass>,
+    column_name: Option<&str>,
+    expire_after: default!(Option<Interval>, "NULL"),
+    batch_size: default!(Option<i32>, "NULL"),
+    soft_delete_column: default!(Option<String>, "NULL"),
+    filter: default!(Option<String>, "NULL"),
+    time_zone: default!(Option<String>, "NULL"),
+    index_method: default!(Option<String>, "NULL"),
+    expire_after_seconds: default!(Option<i32>, "NULL"),
+    reset: default!(Option<Vec<String>>, "NULL"),
+) -> Result<bool, ErrorReport> {
+    refuse_if_read_only("ttl_alter_index()");
+    let expire_after = match (expire_after, expire_after_seconds) {
+        (Some(_), Some(_)) => return Err(TtlError::TwoExpiries.into()),
+        (Some(interval), None) => Some(ttl_of_interval(interval)?),
+        (None, Some(seconds)) => Some(ttl_of_seconds(seconds)?),
+        (None, None) => None,
+    };
+    let given = Given { expire_after, batch_size, soft_delete_column, filter, time_zone, index_method };
+    registry::alter(table(table_name)?, column(column_name)?, given, &reset.unwrap_or_default())?;
+    Ok(true)
+}
+
+/// Removes a rule; `false` where there was none.
+#[pg_extern]
+fn ttl_drop_index(table_name: Option<Regclass>, column_name: Option<&str>) -> Result<bool, ErrorReport> {
+    refuse_if_read_only("ttl_drop_index()");
+    Ok(registry::drop(table(table_name)?, column(column_name)?)?)
+}
+
+/// Pauses one rule of a table, or all.
+#[pg_extern]
+fn ttl_pause(table_name: Option<Regclass>, column_name: default!(Option<&str>, "NULL")) -> Result<i32, ErrorReport> {
+    refuse_if_read_only("ttl_pause()");
+    Ok(registry::set_active(table(table_name)?, column_name, false)?)
+}
+
+/// Resumes one rule of a table, or all.
+#[pg_extern]
+fn ttl_resume(table_name: Option<Regclass>, column_name: default!(Option<&str>, "NULL")) -> Result<i32, ErrorReport> {
+    refuse_if_read_only("ttl_resume()");
+    Ok(registry::set_active(table(table_name)?, column_name, true)?)
+}
+
+/// For the event trigger that follows DDL: `filter` with the present names of the columns `attnums`, which it knows by
+/// `names`.
+#[pg_extern]
+pub fn ttl_rename_filter(
+    relid: Oid,
+    owner: Oid,
+    filter: &str,
+    attnums: Vec<i16>,
+    names: Vec<String>,
+) -> Result<String, ErrorReport> {
+    let known: Vec<_> = attnums.into_iter().zip(names).collect();
+    Ok(registry::rename_filter(relid, owner, filter, &known)?)
+}
+
+/// The batch size of rules that do not have their own.
+#[pg_extern(stable)]
+pub fn ttl_default_batch_size() -> i32 {
+    guc::batch_size()
+}
+
+fn create(table_name: Option<Regclass>, column_name: Option<&str>, given: Given) -> Result<bool, ErrorReport> {
+    refuse_if_read_only("ttl_create_index()");
+    registry::create(table(table_name)?, column(column_name)?, given)?;
+    Ok(true)
+}
+
+fn table(table_name: Option<Regclass>) -> Result<Oid, TtlError> {
+    Ok(table_name.ok_or(Invalid::Missing("table_name"))?.0)
+}
+
+fn column(column_name: Option<&str>) -> Result<&str, TtlError> {
+    Ok(column_name.ok_or(Invalid::Missing("column_name"))?)
+}
+
+fn ttl_of_seconds(seconds: i32) -> Result<Ttl, TtlError> {
+    Ok(Ttl::from_seconds(seconds)?)
+}
+
+fn ttl_of_interval(interval: Interval) -> Result<Ttl, TtlError> {
+    Ok(Ttl::new(interval.months(), interval.days(), interval.micros())?)
+}

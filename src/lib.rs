@@ -1,0 +1,39 @@
+//! pg_ttl_index: row expiry as a feature of PostgreSQL.
+//!
+//! Registering a rule goes `api → registry → rule, catalog`; `pg` is the only module that touches the server's C API.
+//! `docs/architecture.md` tells the rest.
+
+mod api;
+mod catalog;
+mod error;
+mod guc;
+mod pg;
+mod registry;
+mod rule;
+
+use pgrx::prelude::*;
+
+::pgrx::pg_module_magic!(name, version);
+
+extension_sql_file!("../sql/catalog.sql", name = "catalog", bootstrap);
+extension_sql_file!("../sql/follow.sql", name = "follow", requires = ["catalog", api::rules::ttl_rename_filter]);
+extension_sql_file!("../sql/summary.sql", name = "summary", requires = ["catalog", api::rules::ttl_default_batch_size]);
+extension_sql_file!("../sql/grants.sql", name = "grants", finalize);
+
+#[pg_guard]
+pub extern "C-unwind" fn _PG_init() {
+    if pg::access::in_binary_upgrade() {
+        return;
+    }
+    guc::init();
+}
+
+/// What `cargo pgrx test` asks of the crate.
+#[cfg(test)]
+pub mod pg_test {
+    pub fn setup(_options: Vec<&str>) {}
+
+    pub fn postgresql_conf_options() -> Vec<&'static str> {
+        vec!["shared_preload_libraries = 'pg_ttl_index'"]
+    }
+}

@@ -1,0 +1,52 @@
+//! Locks, and the state of the session that a call finds.
+
+use pgrx::pg_sys;
+use std::ffi::{CStr, CString};
+
+/// Keeps others from dropping, altering or registering `relid` until the end of the transaction; readers and
+/// writers go on.
+pub fn lock_against_ddl(relid: pg_sys::Oid) {
+    // SAFETY: takes a heavyweight lock, released at transaction end; the OID need not exist.
+    unsafe { pg_sys::LockRelationOid(relid, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE) };
+}
+
+/// Raises the error PostgreSQL itself has for a command that writes, in recovery or a read-only transaction.
+pub fn refuse_if_read_only(command: &str) {
+    let Ok(command) = CString::new(command) else { return };
+    // SAFETY: both read session state and raise an ordinary error.
+    unsafe {
+        pg_sys::PreventCommandDuringRecovery(command.as_ptr());
+        pg_sys::PreventCommandIfReadOnly(command.as_ptr());
+    }
+}
+
+/// The `TimeZone` in force.
+pub fn session_time_zone() -> String {
+    // SAFETY: TimeZone always exists; the string is copied before anything can change it.
+    unsafe { CStr::from_ptr(pg_sys::GetConfigOption(c"TimeZone".as_ptr(), false, false)) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// Makes a misspelt setting an error instead of a silent placeholder.
+pub fn reserve_setting_prefix(prefix: &CStr) {
+    // SAFETY: called once, while the library is loaded.
+    unsafe {
+        #[cfg(feature = "pg14")]
+        pg_sys::EmitWarningsOnPlaceholders(prefix.as_ptr());
+        #[cfg(not(feature = "pg14"))]
+        pg_sys::MarkGUCPrefixReserved(prefix.as_ptr());
+    }
+}
+
+/// Whether the server runs for `pg_upgrade`, which must find no activity but its own.
+pub fn in_binary_upgrade() -> bool {
+    // SAFETY: set once at server start.
+    unsafe { pg_sys::IsBinaryUpgrade }
+}
+
+/// The role whose rights are in force.
+pub fn current_role() -> pg_sys::Oid {
+    // SAFETY: reads backend-local state.
+    unsafe { pg_sys::GetUserId() }
+}

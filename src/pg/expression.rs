@@ -1,0 +1,263 @@
+//! Boolean expressions over the row of one table: checked, printed in canonical form, followed through renames.
+
+use super::identity::with_pinned_search_path;
+use crate::error::TtlError;
+use pgrx::pg_sys::panic::CaughtError;
+use pgrx::{PgTryBuilder, pg_sys};
+use std::ffi::{CStr, CString};
+use std::panic::AssertUnwindSafe;
+use std::ptr;
+
+/// An expression as PostgreSQL understood it.
+pub struct Checked {
+    /// Canonical text, in which every name outside `pg_catalog` is qualified.
+    pub sql: String,
+    /// The columns it reads, by attribute number.
+    pub attnums: Vec<i16>,
+    /// Whether an index may be partial on it.
+    pub immutable: bool,
+}
+
+/// Checks a filter as its author wrote it, names resolved in the search path in force.
+pub fn check(relid: pg_sys::Oid, text: &str) -> Result<Checked, TtlError> {
+    let relation = Relation::open(relid);
+    let node = analyze(&relation, text, ptr::null_mut())?;
+    let attnums = attnums(node);
+    if attnums.iter().any(|attnum| *attnum <= 0) {
+        return Err(TtlError::FilterWholeRow);
+    }
+    // SAFETY: `node` is an analyzed expression; planning copies it.
+    let (volatile, mutable) = unsafe {
+        let planned: *mut pg_sys::Node = pg_sys::expression_planner(node.cast()).cast();
+        (
+            pg_sys::contain_volatile_functions(node) || pg_sys::contain_volatile_functions(planned),
+            pg_sys::contain_mutable_functions(node) || pg_sys::contain_mutable_functions(planned),
+        )
+    };
+    if volatile {
+        return Err(TtlError::FilterVolatile);
+    }
+    Ok(Checked { sql: relation.deparse(node), attnums, immutable: !mutable })
+}
+
+/// The filter `text`, in which columns have the names they had in `known` (attribute number, name), with the names
+/// they have now. Parsing may run user code (a domain check inside a literal): call this as the table's owner.
+pub fn rename_columns(relid: pg_sys::Oid, text: &str, known: &[(i16, String)]) -> Result<String, TtlError> {
+    let relation = Relation::open(relid);
+    let node = analyze(&relation, text, relation.alias(known))?;
+    Ok(relation.deparse(node))
+}
+
+/// A relation held open, with the lock kept to the end of the transaction.
+pub(super) struct Relation(pub(super) pg_sys::Relation);
+
+impl Relation {
+    pub(super) fn open(relid: pg_sys::Oid) -> Self {
+        // SAFETY: raises an ordinary error if there is no such relation.
+        Self(unsafe { pg_sys::relation_open(relid, pg_sys::AccessShareLock as pg_sys::LOCKMODE) })
+    }
+
+    fn deparse(&self, node: *mut pg_sys::Node) -> String {
+        with_pinned_search_path(|| {
+            // SAFETY: `node` is an analyzed expression over this open relation alone, as its first range table entry.
+            unsafe {
+                let name = (*(*self.0).rd_rel).relname.data.as_ptr();
+                let context = pg_sys::deparse_context_for(name, (*self.0).rd_id);
+                let text = pg_sys::deparse_expression(node, context, false, false);
+                CStr::from_ptr(text).to_string_lossy().into_owned()
+            }
+        })
+    }
+
+    /// An alias for this relation under which the columns of `known` have their old names. Every other column gets a
+    /// name that no filter uses, so that a name which has since passed to another column does not match it.
+    fn alias(&self, known: &[(i16, String)]) -> *mut pg_sys::Alias {
+        // SAFETY: the tuple descriptor lives as long as the relation is open; strings are copied into palloc'd memory.
+        unsafe {
+            let mut names: *mut pg_sys::List = ptr::null_mut();
+            let attributes = pgrx::PgTupleDesc::from_pg_copy((*self.0).rd_att);
+            for attribute in attributes.iter().filter(|attribute| !attribute.attisdropped) {
+                let attnum = attribute.attnum;
+                let name = known.iter().find(|(known, _)| *known == attnum).map(|(_, name)| name.clone());
+                let name = CString::new(name.unwrap_or_else(|| format!("?{attnum}?"))).unwrap_or_default();
+                names = pg_sys::lappend(names, pg_sys::makeString(pg_sys::pstrdup(name.as_ptr())).cast());
+            }
+            pg_sys::makeAlias((*(*self.0).rd_rel).relname.data.as_ptr(), names)
+        }
+    }
+}
+
+impl Drop for Relation {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: opened by us; the lock stays.
+            unsafe { pg_sys::relation_close(self.0, pg_sys::NoLock as pg_sys::LOCKMODE) };
+        }
+    }
+}
+
+/// The condition as the planner wants it to compare predicates: simplified, a list of ANDed clauses.
+pub(super) fn clauses(relation: &Relation, condition: &str) -> Result<*mut pg_sys::List, TtlError> {
+    let node = analyze(relation, condition, ptr::null_mut())?;
+    // SAFETY: `node` is an analyzed boolean expression.
+    unsafe {
+        let simplified = pg_sys::eval_const_expressions(ptr::null_mut(), node);
+        Ok(pg_sys::make_ands_implicit(pg_sys::canonicalize_qual(simplified.cast(), false)))
+    }
+}
+
+/// Parse analysis. PostgreSQL's own complaints come back as [`TtlError::Filter`], without their cursor position: it
+/// would point into the statement of our caller. The caller must let the error end the transaction or subtransaction.
+fn analyze(relation: &Relation, text: &str, alias: *mut pg_sys::Alias) -> Result<*mut pg_sys::Node, TtlError> {
+    let relation = AssertUnwindSafe(relation.0);
+    let alias = AssertUnwindSafe(alias);
+    PgTryBuilder::new(|| {
+        // SAFETY: relation and alias outlive the call, and the parse state is used for this one expression.
+        unsafe {
+            let raw = parse(text)?;
+            let state = pg_sys::make_parsestate(ptr::null_mut());
+            let lock = pg_sys::AccessShareLock as i32;
+            let item = pg_sys::addRangeTableEntryForRelation(state, *relation, lock, *alias, false, true);
+            pg_sys::addNSItemToQuery(state, item, false, true, true);
+            let node = pg_sys::transformExpr(state, raw, pg_sys::ParseExprKind::EXPR_KIND_WHERE);
+            let node = pg_sys::coerce_to_boolean(state, node, c"a TTL filter".as_ptr());
+            pg_sys::assign_expr_collations(state, node);
+            if (*state).p_hasSubLinks { Err(TtlError::FilterSubquery) } else { Ok(node) }
+        }
+    })
+    .catch_others(|error| match error {
+        CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => {
+            Err(TtlError::Filter { code: report.sql_error_code(), message: report.message().into() })
+        }
+        panic => panic.rethrow(),
+    })
+    .execute()
+}
+
+/// The raw parse tree of exactly one expression: anything that ends it and begins another clause is refused.
+///
+/// # Safety
+/// Runs PostgreSQL's parser, so needs to be called in a transaction.
+unsafe fn parse(text: &str) -> Result<*mut pg_sys::Node, TtlError> {
+    let sql = CString::new(format!("SELECT {text}")).map_err(|_| TtlError::FilterNotAnExpression)?;
+    // SAFETY: the parser returns a list of RawStmt; each cast below follows a check of the node's tag or its type.
+    unsafe {
+        let [statement] = elements(pg_sys::raw_parser(sql.as_ptr(), pg_sys::RawParseMode::RAW_PARSE_DEFAULT)) else {
+            return Err(TtlError::FilterNotAnExpression);
+        };
+        let select: *mut pg_sys::SelectStmt = (*statement.ptr_value.cast::<pg_sys::RawStmt>()).stmt.cast();
+        if (*select).type_ != pg_sys::NodeTag::T_SelectStmt {
+            return Err(TtlError::FilterNotAnExpression);
+        }
+        let s = &*select;
+        let lists = [
+            s.distinctClause,
+            s.fromClause,
+            s.groupClause,
+            s.windowClause,
+            s.valuesLists,
+            s.sortClause,
+            s.lockingClause,
+        ];
+        let nodes =
+            [s.whereClause, s.havingClause, s.limitOffset, s.limitCount, s.intoClause.cast(), s.withClause.cast()];
+        let bare = lists.iter().all(|list| list.is_null())
+            && nodes.iter().all(|node| node.is_null())
+            && s.op == pg_sys::SetOperation::SETOP_NONE;
+        match elements(s.targetList) {
+            [target] if bare => {
+                let target = &*target.ptr_value.cast::<pg_sys::ResTarget>();
+                if target.name.is_null() && !is_star(target.val) {
+                    Ok(target.val)
+                } else {
+                    Err(TtlError::FilterNotAnExpression)
+                }
+            }
+            _ => Err(TtlError::FilterNotAnExpression),
+        }
+    }
+}
+
+/// A bare `*`, which is no expression, though only a SELECT list knows that.
+///
+/// # Safety
+/// `node` is a valid raw parse node.
+unsafe fn is_star(node: *mut pg_sys::Node) -> bool {
+    // SAFETY: the cast follows a check of the node's tag; the fields of a column reference are nodes.
+    unsafe {
+        (*node).type_ == pg_sys::NodeTag::T_ColumnRef
+            && elements((*node.cast::<pg_sys::ColumnRef>()).fields)
+                .first()
+                .is_some_and(|field| (*field.ptr_value.cast::<pg_sys::Node>()).type_ == pg_sys::NodeTag::T_A_Star)
+    }
+}
+
+fn attnums(node: *mut pg_sys::Node) -> Vec<i16> {
+    let mut found = Vec::new();
+    // SAFETY: `node` is an analyzed expression over range table entry 1; the set is palloc'd by PostgreSQL.
+    unsafe {
+        let mut set = ptr::null_mut();
+        pg_sys::pull_varattnos(node, 1, &mut set);
+        let mut member = -1;
+        loop {
+            member = pg_sys::bms_next_member(set, member);
+            if member < 0 {
+                return found;
+            }
+            found.push((member + pg_sys::FirstLowInvalidHeapAttributeNumber) as i16);
+        }
+    }
+}
+
+/// # Safety
+/// `list` is null or a valid list of pointers, not changed while the slice is in use.
+pub(super) unsafe fn elements<'a>(list: *mut pg_sys::List) -> &'a [pg_sys::ListCell] {
+    if list.is_null() {
+        &[]
+    } else {
+        // SAFETY: a list holds `length` cells.
+        unsafe { std::slice::from_raw_parts((*list).elements, (*list).length as usize) }
+    }
+}
+
+#[cfg(any(test, feature = "pg_test"))]
+#[pgrx::pg_schema]
+mod tests {
+    use super::*;
+    use pgrx::prelude::*;
+
+    fn table() -> pg_sys::Oid {
+        Spi::run("CREATE TABLE subject (gone int, id int, at timestamptz, name text)").unwrap();
+        Spi::run("ALTER TABLE subject DROP COLUMN gone").unwrap();
+        Spi::get_one("SELECT 'subject'::regclass::oid").unwrap().unwrap()
+    }
+
+    #[pg_test]
+    fn a_filter_is_printed_canonically_and_knows_its_columns() {
+        let checked = check(table(), "name like 'a%' and ID > 1").unwrap();
+        assert_eq!(checked.sql, "((name ~~ 'a%'::text) AND (id > 1))");
+        assert_eq!(checked.attnums, [2, 4]);
+        assert!(checked.immutable);
+    }
+
+    #[pg_test]
+    fn a_stable_filter_is_not_immutable() {
+        assert!(!check(table(), "at < now()").unwrap().immutable);
+    }
+
+    #[pg_test]
+    fn old_names_map_to_the_columns_that_had_them() {
+        let relid = table();
+        Spi::run("ALTER TABLE subject RENAME id TO name2; ALTER TABLE subject RENAME name TO id").unwrap();
+        let renamed = rename_columns(relid, "(id > 1) AND (name = 'x')", &[(2, "id".into()), (4, "name".into())]);
+        assert_eq!(renamed.unwrap(), "((name2 > 1) AND (id = 'x'::text))");
+        assert!(rename_columns(relid, "name2 > 1", &[(2, "id".into())]).is_err(), "not a name the filter could know");
+    }
+
+    #[pg_test]
+    fn what_postgres_says_of_a_bad_filter_keeps_its_sqlstate() {
+        let error = check(table(), "nowhere > 1").err().unwrap();
+        assert_eq!(error.code(), pgrx::PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN);
+        assert_eq!(error.to_string(), "invalid filter: column \"nowhere\" does not exist");
+    }
+}

@@ -1,0 +1,94 @@
+//! Which index of a table can serve a rule, and what a new one may be called.
+
+use super::expression::{Relation, clauses, elements};
+use crate::error::TtlError;
+use pgrx::pg_sys;
+use std::ffi::{CStr, CString};
+use std::ptr;
+
+/// What a rule needs of an index.
+pub struct Wanted<'a> {
+    pub relid: pg_sys::Oid,
+    pub attnum: i16,
+    /// Name of the access method.
+    pub method: &'a str,
+    /// What holds for every row the rule is looking for: an index may leave out the others.
+    pub condition: Option<&'a str>,
+    /// What the index itself must guarantee of its rows, so that others are never scanned.
+    pub guarantee: Option<&'a str>,
+}
+
+/// The first index, in PostgreSQL's own order, that serves.
+pub fn serving(wanted: &Wanted<'_>) -> Result<Option<pg_sys::Oid>, TtlError> {
+    let relation = Relation::open(wanted.relid);
+    let condition = wanted.condition.map_or(Ok(ptr::null_mut()), |text| clauses(&relation, text))?;
+    let guarantee = wanted.guarantee.map_or(Ok(ptr::null_mut()), |text| clauses(&relation, text))?;
+    // SAFETY: the relation is open, so its list of indexes is valid and their locks keep them in place.
+    unsafe {
+        for cell in elements(pg_sys::RelationGetIndexList(relation.0)) {
+            let index = Index::open(cell.oid_value);
+            if index.fits(wanted) {
+                let predicate = pg_sys::RelationGetIndexPredicate(index.0);
+                if pg_sys::predicate_implied_by(predicate, condition, false)
+                    && (guarantee.is_null() || pg_sys::predicate_implied_by(guarantee, predicate, false))
+                {
+                    return Ok(Some(cell.oid_value));
+                }
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// `idx_ttl_{table}_{column}`, shortened and numbered as PostgreSQL does it for the names it chooses.
+pub fn free_name(namespace: pg_sys::Oid, table: &str, column: &str) -> String {
+    let table = CString::new(format!("idx_ttl_{table}")).unwrap_or_default();
+    let column = CString::new(column).unwrap_or_default();
+    let labels = std::iter::once(None).chain((1..).map(|number: u32| CString::new(number.to_string()).ok()));
+    for label in labels {
+        let label = label.as_ref().map_or(ptr::null(), |label| label.as_ptr());
+        // SAFETY: all are C strings; the result is a palloc'd one.
+        unsafe {
+            let name = pg_sys::makeObjectName(table.as_ptr(), column.as_ptr(), label);
+            if pg_sys::get_relname_relid(name, namespace) == pg_sys::InvalidOid {
+                return CStr::from_ptr(name).to_string_lossy().into_owned();
+            }
+        }
+    }
+    unreachable!("the labels do not end")
+}
+
+struct Index(pg_sys::Relation);
+
+impl Index {
+    fn open(oid: pg_sys::Oid) -> Self {
+        // SAFETY: raises an ordinary error if there is no such index.
+        Self(unsafe { pg_sys::index_open(oid, pg_sys::AccessShareLock as pg_sys::LOCKMODE) })
+    }
+
+    /// Usable, of the wanted method, the column first, in the order its type has by default.
+    fn fits(&self, wanted: &Wanted<'_>) -> bool {
+        let Ok(method) = CString::new(wanted.method) else { return false };
+        // SAFETY: the index is open, and an index has at least one key column.
+        unsafe {
+            let form = &*(*self.0).rd_index;
+            let method = pg_sys::get_am_oid(method.as_ptr(), false);
+            let opclass = pg_sys::GetDefaultOpClass(pg_sys::get_atttype(wanted.relid, wanted.attnum), method);
+            form.indisvalid
+                && form.indisready
+                && form.indislive
+                && (*(*self.0).rd_rel).relam == method
+                && *form.indkey.values.as_ptr() == wanted.attnum
+                && *(*self.0).rd_opfamily == pg_sys::get_opclass_family(opclass)
+        }
+    }
+}
+
+impl Drop for Index {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: opened by us; the lock stays.
+            unsafe { pg_sys::index_close(self.0, pg_sys::NoLock as pg_sys::LOCKMODE) };
+        }
+    }
+}

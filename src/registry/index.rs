@@ -1,0 +1,85 @@
+//! The index a rule needs: found among those the table has, or made.
+
+use super::table::{Column, Table};
+use crate::catalog::RuleIndex;
+use crate::error::TtlError;
+use crate::pg::index::{self, Wanted};
+use crate::pg::{identity, spi};
+use crate::rule::IndexMethod;
+use pgrx::pg_sys::Oid;
+use pgrx::spi::{quote_identifier, quote_qualified_identifier};
+
+/// What the rows of a rule have in common beyond having expired.
+pub struct Conditions {
+    /// The filter, and whether an index may be partial on it.
+    pub filter: Option<(String, bool)>,
+    /// A soft deleting rule looks for rows that are not marked yet.
+    pub unmarked: Option<String>,
+}
+
+impl Conditions {
+    fn all(&self) -> Option<String> {
+        join([self.filter.as_ref().map(|(sql, _)| sql), self.unmarked.as_ref()])
+    }
+
+    fn indexable(&self) -> Option<String> {
+        join([self.filter.as_ref().filter(|(_, immutable)| *immutable).map(|(sql, _)| sql), self.unmarked.as_ref()])
+    }
+}
+
+fn join(parts: [Option<&String>; 2]) -> Option<String> {
+    let parts: Vec<_> = parts.into_iter().flatten().map(|part| format!("({part})")).collect();
+    (!parts.is_empty()).then(|| parts.join(" AND "))
+}
+
+/// Finds or makes the index. `author` is the role whose words the conditions are: the index is made as that role.
+pub fn ensure(
+    table: &Table,
+    column: &Column,
+    method: IndexMethod,
+    conditions: &Conditions,
+    current: Option<&RuleIndex>,
+    author: Oid,
+) -> Result<Option<RuleIndex>, TtlError> {
+    if method == IndexMethod::None {
+        return Ok(None);
+    }
+    let serving = identity::sandboxed_as(table.owner, || {
+        index::serving(&Wanted {
+            relid: table.relid,
+            attnum: column.attnum,
+            method: &method.to_string(),
+            condition: conditions.all().as_deref(),
+            // An index without the mark in its predicate would have marked rows scanned again by every sweep.
+            guarantee: conditions.unmarked.as_deref(),
+        })
+    })?;
+    if let Some(oid) = serving {
+        let made_by_us = current.is_some_and(|index| index.oid == Some(oid) && index.made_by_us);
+        return Ok(Some(RuleIndex { name: name_of(oid)?, oid: Some(oid), made_by_us }));
+    }
+    let name = index::free_name(table.namespace, &table.name, &column.name);
+    let predicate = conditions.indexable().map_or_else(String::new, |condition| format!(" WHERE {condition}"));
+    let create = format!(
+        "CREATE INDEX {} ON {} USING {method} ({}){predicate}",
+        quote_identifier(&name),
+        table.qualified_name(),
+        column.quoted()
+    );
+    identity::sandboxed_as(author, || spi::execute(&create, &[]))?;
+    Ok(Some(RuleIndex { name, oid: None, made_by_us: true }))
+}
+
+/// Drops an index the extension made. One that is gone already is no error.
+pub fn drop(table: &Table, index: &RuleIndex) -> Result<(), TtlError> {
+    if let (Some(oid), true) = (index.oid, index.made_by_us) {
+        let drop = format!("DROP INDEX {}", quote_qualified_identifier(&table.schema, &name_of(oid)?));
+        spi::execute(&drop, &[])?;
+    }
+    Ok(())
+}
+
+fn name_of(oid: Oid) -> Result<String, TtlError> {
+    let names = spi::query("SELECT relname::text FROM pg_class WHERE oid = $1", &[oid.into()], |row| row.get(1))?;
+    Ok(names.into_iter().next().flatten().unwrap_or_default())
+}

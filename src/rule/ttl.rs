@@ -1,0 +1,142 @@
+//! How long a row lives.
+
+use super::Invalid;
+use serde::{Serialize, Serializer};
+use std::fmt;
+
+const MICROS_PER_SECOND: i128 = 1_000_000;
+const MICROS_PER_DAY: i128 = 24 * 3600 * MICROS_PER_SECOND;
+
+/// PostgreSQL's timestamps begin in 4713 BC: a cutoff this far back still exists.
+const LONGEST: i128 = 6_000 * 366 * MICROS_PER_DAY;
+
+/// A time to live, in the three fields of a PostgreSQL interval.
+///
+/// Months and days are kept as they are: "1 month" ends on the same day of the next month in the rule's time zone,
+/// however many seconds that takes. Zero means that the column itself holds the instant of expiry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ttl {
+    months: i32,
+    days: i32,
+    micros: i64,
+}
+
+impl Ttl {
+    pub fn new(months: i32, days: i32, micros: i64) -> Result<Self, Invalid> {
+        let ttl = Self { months, days, micros };
+        if (months, days, micros) != (0, 0, 0) && ttl.shortest() <= 0 {
+            return Err(Invalid::NegativeTtl(ttl));
+        }
+        if ttl.longest() > LONGEST {
+            return Err(Invalid::TtlTooLong(ttl));
+        }
+        Ok(ttl)
+    }
+
+    pub fn from_seconds(seconds: i32) -> Result<Self, Invalid> {
+        Self::new(0, 0, i64::from(seconds) * MICROS_PER_SECOND as i64)
+    }
+
+    pub fn fields(self) -> (i32, i32, i64) {
+        (self.months, self.days, self.micros)
+    }
+
+    /// The fewest microseconds this can span: in the shortest months, with the clock put forward on the way.
+    fn shortest(self) -> i128 {
+        let month = if self.months < 0 { 31 } else { 28 } * MICROS_PER_DAY;
+        let calendar = i128::from(self.months) * month + i128::from(self.days) * MICROS_PER_DAY;
+        let clock_change = if (self.months, self.days) == (0, 0) { 0 } else { MICROS_PER_DAY / 24 };
+        calendar + i128::from(self.micros) - clock_change
+    }
+
+    fn longest(self) -> i128 {
+        [i128::from(self.months) * 31 * MICROS_PER_DAY, i128::from(self.days) * MICROS_PER_DAY, i128::from(self.micros)]
+            .into_iter()
+            .filter(|part| *part > 0)
+            .sum()
+    }
+}
+
+impl fmt::Display for Ttl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        let mut push = |count: i128, unit: &str| {
+            if count != 0 {
+                parts.push(format!("{count} {unit}{}", if count.abs() == 1 { "" } else { "s" }));
+            }
+        };
+        let micros = i128::from(self.micros);
+        push(self.months.into(), "month");
+        push(self.days.into(), "day");
+        push(micros / (3600 * MICROS_PER_SECOND), "hour");
+        push(micros / (60 * MICROS_PER_SECOND) % 60, "minute");
+        push(micros / MICROS_PER_SECOND % 60, "second");
+        push(micros % MICROS_PER_SECOND, "microsecond");
+        if parts.is_empty() { f.write_str("0 seconds") } else { f.write_str(&parts.join(" ")) }
+    }
+}
+
+impl Serialize for Ttl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn zero_is_allowed_and_means_the_column_holds_the_expiry() {
+        assert_eq!(Ttl::from_seconds(0).map(Ttl::fields), Ok((0, 0, 0)));
+    }
+
+    #[test]
+    fn negative_is_refused_in_every_field() {
+        for (months, days, micros) in [(-1, 0, 0), (0, -1, 0), (0, 0, -1)] {
+            assert!(matches!(Ttl::new(months, days, micros), Err(Invalid::NegativeTtl(_))));
+        }
+    }
+
+    #[test]
+    fn a_mix_of_signs_is_judged_by_the_shortest_span_it_can_have() {
+        assert!(Ttl::new(0, 1, -3_600_000_000).is_ok(), "a day less an hour");
+        assert!(Ttl::new(1, -27, 0).is_ok(), "a month less 27 days is a positive span even in February");
+        assert!(Ttl::new(1, -28, 0).is_err(), "a month less 28 days may be nothing");
+    }
+
+    #[test]
+    fn months_stay_months() {
+        assert_eq!(Ttl::new(1, 0, 0).map(Ttl::fields), Ok((1, 0, 0)));
+        assert_ne!(Ttl::new(1, 0, 0), Ttl::new(0, 30, 0));
+    }
+
+    #[test]
+    fn a_cutoff_before_the_first_timestamp_is_refused() {
+        assert!(matches!(Ttl::new(12 * 7000, 0, 0), Err(Invalid::TtlTooLong(_))));
+        assert!(matches!(Ttl::new(i32::MAX, i32::MAX, i64::MAX), Err(Invalid::TtlTooLong(_))));
+        assert!(Ttl::new(12 * 5000, 0, 0).is_ok());
+    }
+
+    #[test]
+    fn reads_as_a_postgres_user_would_write_it() {
+        assert_eq!(Ttl::new(1, 2, 5_400_000_000).map(|t| t.to_string()), Ok("1 month 2 days 1 hour 30 minutes".into()));
+        assert_eq!(Ttl::from_seconds(0).map(|t| t.to_string()), Ok("0 seconds".into()));
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics_and_never_accepts_a_negative_total(months: i32, days: i32, micros: i64) {
+            if let Ok(ttl) = Ttl::new(months, days, micros) {
+                prop_assert!(ttl.shortest() >= 0);
+                prop_assert!(ttl.longest() <= LONGEST);
+            }
+        }
+
+        #[test]
+        fn whole_seconds_are_exact(seconds in 0..=i32::MAX) {
+            prop_assert_eq!(Ttl::from_seconds(seconds).map(Ttl::fields), Ok((0, 0, i64::from(seconds) * 1_000_000)));
+        }
+    }
+}

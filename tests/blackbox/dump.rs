@@ -1,0 +1,131 @@
+//! Rules travel with a dump; the extension lives in any schema and leaves without a trace on user tables.
+
+use harness::{Database, Server, run};
+use std::sync::Arc;
+
+/// Dumps one database and restores it into another, which must be empty; returns what the restore complained of.
+fn copy(from: &Database, to: &Database, dump_options: &[&str]) -> String {
+    let dump = run(from.server.client_program("pg_dump").args(dump_options).arg(&from.name));
+    let file = std::env::temp_dir().join(format!("{}.sql", from.name));
+    std::fs::write(&file, dump).expect("writing the dump");
+    let output =
+        from.server.client_program("psql").args(["-q", "-d", &to.name, "-f"]).arg(&file).output().expect("psql");
+    std::fs::remove_file(&file).expect("removing the dump");
+    String::from_utf8(output.stderr).expect("UTF-8")
+}
+
+fn catalog(db: &mut Database) -> String {
+    db.get(
+        "SELECT to_jsonb(t) - 'id', b.relid = to_regclass(format('%I.%I', schema_name, table_name)), a.attname = column_name,
+                f.names, index_relid IS NOT NULL
+         FROM ttl_index_table t JOIN ttl_binding b ON b.rule_id = t.id
+         JOIN pg_attribute a ON a.attrelid = b.relid AND a.attnum = b.attnum
+         CROSS JOIN LATERAL (SELECT array_agg(attname) AS names FROM pg_attribute
+                             WHERE attrelid = b.relid AND attnum = ANY (filter_attnums)) f
+         ORDER BY t.id",
+    )
+}
+
+fn populated() -> Database {
+    let mut db = Database::new();
+    db.run(
+        "CREATE SCHEMA \"My App\";
+         CREATE TABLE \"My App\".\"T\" (dropped int, \"At\" timestamp, n int, deleted timestamptz);
+         ALTER TABLE \"My App\".\"T\" DROP COLUMN dropped;
+         CREATE TABLE plain (at timestamptz); CREATE INDEX own ON plain (at);
+         CREATE TABLE parts (at date) PARTITION BY RANGE (at);
+         CREATE TABLE parts_1 PARTITION OF parts DEFAULT",
+    );
+    db.run(
+        "SELECT ttl_create_index('\"My App\".\"T\"', 'At', interval '1 month', 77, 'deleted', 'n > 1', 'Asia/Tokyo');
+         SELECT ttl_create_index('plain', 'at', 60); SELECT ttl_create_index('parts', 'at', 60, index_method => 'brin');
+         SELECT ttl_pause('plain'); UPDATE ttl_index_table SET total_rows_deleted = 5 WHERE table_name = 'plain'",
+    );
+    db
+}
+
+#[test]
+fn a_dump_carries_every_rule_and_its_index() {
+    let (mut source, mut target) = (populated(), Database::empty());
+    assert_eq!(copy(&source, &target, &[]), "");
+    let before = catalog(&mut source);
+    assert_eq!(before.lines().count(), 3);
+    // The index came after the rule: the next DDL, or the next registration, binds it by name.
+    target.run("ALTER TABLE plain SET (fillfactor = 90)");
+    let bound =
+        |catalog: String| catalog.replace("|f\n", "|t\n").trim_end_matches("|f").trim_end_matches("|t").to_owned();
+    assert_eq!(bound(catalog(&mut target)), bound(before));
+    target.run("SELECT ttl_alter_index('\"My App\".\"T\"', 'At', batch_size => 5)");
+    assert_eq!(
+        target.get("SELECT index_name, index_created_by_extension FROM ttl_index_table WHERE table_name = 'T'"),
+        "idx_ttl_T_At|t"
+    );
+    target.run("SELECT ttl_drop_index('\"My App\".\"T\"', 'At'); SELECT ttl_drop_index('plain', 'at')");
+    assert_eq!(target.get("SELECT indexname FROM pg_indexes WHERE tablename IN ('T', 'plain')"), "own");
+    target.run("SELECT ttl_create_index('plain', 'at', 60)");
+}
+
+#[test]
+fn a_dump_without_one_of_the_tables_brings_back_the_other_rules() {
+    let (source, mut target) = (populated(), Database::empty());
+    let complaints = copy(&source, &target, &["--exclude-table=plain"]);
+    assert!(complaints.contains("left out") && !complaints.contains("ERROR"), "{complaints}");
+    assert_eq!(target.get("SELECT table_name FROM ttl_index_table ORDER BY id"), "T\nparts");
+}
+
+#[test]
+fn a_rule_restored_past_the_triggers_is_bound_to_nothing() {
+    let (source, mut target) = (populated(), Database::empty());
+    copy(&source, &target, &["--schema-only"]);
+    copy(&source, &target, &["--data-only", "--disable-triggers"]);
+    assert_eq!(target.get("SELECT count(*) FROM ttl_index_table"), "3");
+    assert_eq!(target.get("SELECT count(*) FROM ttl_binding"), "0");
+}
+
+#[test]
+fn a_user_without_superuser_rights_can_dump_what_they_see() {
+    let mut db = Database::new();
+    let owner = db.role("owner");
+    db.session(&owner).run("CREATE TABLE t (at timestamptz); SELECT ttl_create_index('t', 'at', 60)");
+    let dump = run(db.server.client_program("pg_dump").args(["--enable-row-security", "-U", &owner]).arg(&db.name));
+    assert!(dump.contains("\tt\tat\t"), "{dump}");
+}
+
+#[test]
+fn the_extension_lives_in_any_schema() {
+    let mut db = Database::empty();
+    db.run("CREATE SCHEMA \"Other One\"; CREATE EXTENSION pg_ttl_index SCHEMA \"Other One\"; CREATE TABLE t (at timestamptz, n int)");
+    db.run("SELECT \"Other One\".ttl_create_index('t', 'at', 60, filter => 'n > 1')");
+    db.run("ALTER TABLE t RENAME TO u; ALTER TABLE u RENAME COLUMN n TO m");
+    assert_eq!(db.get("SELECT table_name, filter, state FROM \"Other One\".ttl_summary"), "u|(m > 1)|active");
+    let mut target = Database::empty();
+    assert_eq!(copy(&db, &target, &[]), "");
+    assert_eq!(target.get("SELECT table_name, filter FROM \"Other One\".ttl_summary"), "u|(m > 1)");
+    assert_eq!(db.get("SELECT \"Other One\".ttl_drop_index('u', 'at')"), "t");
+}
+
+#[test]
+fn dropping_the_extension_leaves_user_tables_and_indexes() {
+    let mut db = populated();
+    let before = db.get("SELECT indexname FROM pg_indexes WHERE tablename IN ('T', 'plain', 'parts') ORDER BY 1");
+    db.run("DROP EXTENSION pg_ttl_index");
+    assert_eq!(
+        db.get("SELECT indexname FROM pg_indexes WHERE tablename IN ('T', 'plain', 'parts') ORDER BY 1"),
+        before
+    );
+    assert_eq!(db.get("SELECT count(*) FROM pg_event_trigger"), "0");
+    db.run("DROP TABLE plain; CREATE EXTENSION pg_ttl_index; SELECT ttl_create_index('parts', 'at', 60)");
+}
+
+#[test]
+fn everything_works_where_the_library_is_not_preloaded() {
+    let server = Arc::new(Server::start(&[]));
+    let mut db = Database::on(&server);
+    db.run("CREATE EXTENSION pg_ttl_index; CREATE TABLE t (at timestamptz, n int)");
+    db.run("SELECT ttl_create_index('t', 'at', 60, filter => 'n > 1')");
+    let mut other = db.session("postgres");
+    other.run("ALTER TABLE t RENAME TO u; ALTER TABLE u RENAME COLUMN n TO m");
+    assert_eq!(db.get("SELECT table_name, filter, batch_size FROM ttl_summary"), "u|(m > 1)|10000");
+    other.run("DROP TABLE u");
+    assert_eq!(db.get("SELECT count(*) FROM ttl_summary"), "0");
+}

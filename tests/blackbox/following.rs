@@ -1,0 +1,117 @@
+//! A rule follows its table, and goes with it.
+
+use harness::Database;
+
+const RULES: &str = "SELECT schema_name, table_name, column_name FROM ttl_index_table ORDER BY 1, 2, 3";
+
+fn table() -> Database {
+    let mut db = Database::new();
+    db.run("CREATE TABLE t (id int, at timestamptz, deleted timestamptz); CREATE SCHEMA app");
+    db.run("SELECT ttl_create_index('t', 'at', 60, soft_delete_column => 'deleted')");
+    db
+}
+
+#[test]
+fn renames_and_moves_keep_the_rule() {
+    let mut db = table();
+    db.run("ALTER TABLE t RENAME TO u");
+    assert_eq!(db.get(RULES), "public|u|at");
+    db.run("ALTER TABLE u SET SCHEMA app");
+    assert_eq!(db.get(RULES), "app|u|at");
+    db.run("ALTER SCHEMA app RENAME TO application");
+    assert_eq!(db.get(RULES), "application|u|at");
+    db.run("ALTER TABLE application.u RENAME COLUMN at TO expires");
+    assert_eq!(db.get(RULES), "application|u|expires");
+    db.run("ALTER TABLE application.u RENAME deleted TO gone");
+    assert_eq!(db.get("SELECT soft_delete_column, state FROM ttl_summary"), "gone|active");
+    assert_eq!(db.get("SELECT ttl_drop_index('application.u', 'expires')"), "t");
+}
+
+#[test]
+fn a_rule_on_a_child_follows_a_rename_in_its_parent() {
+    let mut db = Database::new();
+    db.run("CREATE TABLE parent (at timestamptz); CREATE TABLE child () INHERITS (parent)");
+    db.run("SELECT ttl_create_index('child', 'at', 60); ALTER TABLE parent RENAME COLUMN at TO moment");
+    assert_eq!(db.get(RULES), "public|child|moment");
+}
+
+#[test]
+fn a_rule_on_a_typed_table_follows_its_type() {
+    let mut db = Database::new();
+    db.run("CREATE TYPE shape AS (at timestamptz); CREATE TABLE t OF shape; SELECT ttl_create_index('t', 'at', 60)");
+    db.run("ALTER TYPE shape RENAME ATTRIBUTE at TO moment CASCADE");
+    assert_eq!(db.get(RULES), "public|t|moment");
+}
+
+#[test]
+fn dropping_the_column_or_table_drops_the_rule() {
+    for ddl in [
+        "DROP TABLE t",
+        "ALTER TABLE t DROP COLUMN at",
+        "ALTER TABLE t SET SCHEMA app; DROP SCHEMA app CASCADE",
+        "CREATE ROLE \"following drop\"; ALTER TABLE t OWNER TO \"following drop\";
+         DROP OWNED BY \"following drop\"; DROP ROLE \"following drop\"",
+        "BEGIN; DROP TABLE t; CREATE TABLE t (at timestamptz); COMMIT",
+    ] {
+        let mut db = table();
+        db.run(ddl);
+        assert_eq!(db.get(RULES), "", "{ddl}");
+        assert_eq!(db.get("SELECT count(*) FROM ttl_binding"), "0", "{ddl}");
+    }
+}
+
+#[test]
+fn dropping_a_columns_type_drops_the_rule() {
+    let mut db = Database::new();
+    db.run("CREATE DOMAIN moment AS timestamptz; CREATE TABLE t (at moment); SELECT ttl_create_index('t', 'at', 60)");
+    db.run("DROP DOMAIN moment CASCADE");
+    assert_eq!(db.get(RULES), "");
+}
+
+#[test]
+fn a_new_table_of_the_old_name_inherits_nothing() {
+    let mut db = table();
+    db.run("ALTER TABLE t RENAME TO archive; CREATE TABLE t (at timestamptz)");
+    assert_eq!(db.get(RULES), "public|archive|at");
+    assert_eq!(db.get("SELECT ttl_drop_index('t', 'at')"), "f");
+    db.run("ALTER TABLE t RENAME TO x; ALTER TABLE archive RENAME TO t; ALTER TABLE x RENAME TO archive");
+    assert_eq!(db.get("SELECT ttl_drop_index('archive', 'at'), ttl_drop_index('t', 'at')"), "f|t");
+}
+
+#[test]
+fn a_dropped_soft_delete_column_stops_the_rule_and_never_turns_it_into_a_deleting_one() {
+    let mut db = table();
+    db.run("ALTER TABLE t DROP COLUMN deleted");
+    assert_eq!(
+        db.get("SELECT cleanup_mode, state, last_error FROM ttl_summary"),
+        "soft_delete|error|42703: soft delete column \"deleted\" was dropped"
+    );
+}
+
+#[test]
+fn an_undone_rename_leaves_the_rule_as_it_was() {
+    let mut db = table();
+    db.run("BEGIN; ALTER TABLE t RENAME TO u; ALTER TABLE u DROP COLUMN at; ROLLBACK");
+    assert_eq!(db.get(RULES), "public|t|at");
+}
+
+#[test]
+fn rules_follow_in_a_session_that_replays_changes() {
+    let mut db = table();
+    db.run("SET session_replication_role = replica; ALTER TABLE t RENAME TO u");
+    assert_eq!(db.get(RULES), "public|u|at");
+    db.run("DROP TABLE u");
+    assert_eq!(db.get(RULES), "");
+}
+
+#[test]
+fn rules_follow_ddl_of_users_who_cannot_see_the_catalog() {
+    let mut db = Database::new();
+    let owner = db.role("owner");
+    let mut session = db.session(&owner);
+    session.run("CREATE TABLE mine (at timestamptz); SELECT ttl_create_index('mine', 'at', 60)");
+    session.run("ALTER TABLE mine RENAME TO still_mine");
+    assert_eq!(db.get(RULES), "public|still_mine|at");
+    session.run("DROP TABLE still_mine");
+    assert_eq!(db.get(RULES), "");
+}

@@ -1,0 +1,11 @@
+//! Tests that talk to a real server the way a user does, by topic.
+
+mod bad_input;
+mod docs;
+mod dump;
+mod filter;
+mod following;
+mod index;
+mod names;
+mod permissions;
+mod registration;

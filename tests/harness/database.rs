@@ -1,0 +1,164 @@
+//! A database of its own for each test, and sessions in it.
+
+use crate::Server;
+use once_cell::sync::Lazy;
+use postgres::{Client, Config, NoTls, SimpleQueryMessage};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// The server that tests share unless they need one of their own.
+static SHARED: Lazy<Arc<Server>> = Lazy::new(|| Arc::new(Server::start(&["shared_preload_libraries=pg_ttl_index"])));
+static COUNTER: AtomicU32 = AtomicU32::new(0);
+
+/// A database that goes away with its roles at the end of the test. It is its owner's session, a superuser's, too.
+pub struct Database {
+    pub name: String,
+    pub server: Arc<Server>,
+    session: Session,
+    roles: Vec<String>,
+}
+
+pub struct Session {
+    client: Client,
+    notices: Arc<Mutex<Vec<String>>>,
+}
+
+/// What the server says when a statement fails.
+#[derive(Debug, PartialEq)]
+pub struct SqlError {
+    pub code: String,
+    pub message: String,
+    pub detail: String,
+    pub hint: String,
+}
+
+impl Database {
+    /// A new database with the extension in schema `public`.
+    pub fn new() -> Self {
+        let mut database = Self::empty();
+        database.run("CREATE EXTENSION pg_ttl_index");
+        database
+    }
+
+    /// A new database without the extension.
+    pub fn empty() -> Self {
+        Self::on(&SHARED)
+    }
+
+    /// A new database without the extension, on a server of the test's own.
+    pub fn on(server: &Arc<Server>) -> Self {
+        let name = format!("test_{}", COUNTER.fetch_add(1, Ordering::Relaxed));
+        Session::connect(server, "postgres", "postgres").run(&format!("CREATE DATABASE {name}"));
+        let session = Session::connect(server, &name, "postgres");
+        Self { name, server: Arc::clone(server), session, roles: Vec::new() }
+    }
+
+    /// A new role, and its full name.
+    pub fn role(&mut self, name: &str) -> String {
+        let role = format!("{}_{name}", self.name);
+        self.run(&format!("CREATE ROLE {role} LOGIN; GRANT CREATE, USAGE ON SCHEMA public TO {role}"));
+        self.roles.push(role.clone());
+        role
+    }
+
+    /// A session as that role.
+    pub fn session(&self, role: &str) -> Session {
+        Session::connect(&self.server, &self.name, role)
+    }
+}
+
+impl Default for Database {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        // After a failure the server may be gone, and it goes away soon anyway.
+        if std::thread::panicking() {
+            return;
+        }
+        let mut admin = Session::connect(&self.server, "postgres", "postgres");
+        admin.run(&format!("DROP DATABASE {} WITH (FORCE)", self.name));
+        for role in &self.roles {
+            admin.run(&format!("DROP ROLE {role}"));
+        }
+    }
+}
+
+impl Deref for Database {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl DerefMut for Database {
+    fn deref_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+}
+
+impl Session {
+    pub fn connect(server: &Server, database: &str, role: &str) -> Self {
+        let notices = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&notices);
+        let client = Config::new()
+            .host_path(server.host())
+            .dbname(database)
+            .user(role)
+            .notice_callback(move |notice| {
+                sink.lock().expect("notices").push(format!("{}: {}", notice.severity(), notice.message()));
+            })
+            .connect(NoTls)
+            .expect("connecting");
+        Self { client, notices }
+    }
+
+    /// Runs statements that must succeed.
+    pub fn run(&mut self, sql: &str) {
+        if let Err(error) = self.try_get(sql) {
+            panic!("{error:?} in: {sql}");
+        }
+    }
+
+    /// The rows of a statement as psql prints them unaligned: `a|b`, one row a line, NULL as nothing.
+    pub fn get(&mut self, sql: &str) -> String {
+        self.try_get(sql).unwrap_or_else(|error| panic!("{error:?} in: {sql}"))
+    }
+
+    /// The error of a statement that must fail.
+    pub fn error(&mut self, sql: &str) -> SqlError {
+        match self.try_get(sql) {
+            Err(error) => error,
+            Ok(rows) => panic!("succeeded with {rows:?}: {sql}"),
+        }
+    }
+
+    /// The notices and warnings since the last call.
+    pub fn notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut *self.notices.lock().expect("notices"))
+    }
+
+    pub fn try_get(&mut self, sql: &str) -> Result<String, SqlError> {
+        let messages = self.client.simple_query(sql).map_err(|error| {
+            let error = error.as_db_error().unwrap_or_else(|| panic!("{error} in: {sql}"));
+            SqlError {
+                code: error.code().code().into(),
+                message: error.message().into(),
+                detail: error.detail().unwrap_or_default().into(),
+                hint: error.hint().unwrap_or_default().into(),
+            }
+        })?;
+        let rows = messages.iter().filter_map(|message| match message {
+            SimpleQueryMessage::Row(row) => {
+                Some((0..row.len()).map(|column| row.get(column).unwrap_or_default()).collect::<Vec<_>>().join("|"))
+            }
+            _ => None,
+        });
+        Ok(rows.collect::<Vec<_>>().join("\n"))
+    }
+}

@@ -1,0 +1,35 @@
+//! Private throw-away PostgreSQL servers with the extension installed, and databases in them.
+
+mod database;
+mod server;
+
+pub use database::{Database, Session, SqlError};
+pub use server::Server;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A program of the PostgreSQL installation that `make` prepared.
+pub fn program(name: &str) -> PathBuf {
+    let home = std::env::var("PG_HOME").expect("PG_HOME is not set: run this through make");
+    PathBuf::from(home).join("current").join(name)
+}
+
+/// A command that may start a server: PostgreSQL refuses root, so root becomes postgres.
+pub fn unprivileged(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
+    if is_root {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups", "--"]).arg(program).current_dir("/");
+        command
+    } else {
+        Command::new(program)
+    }
+}
+
+/// Runs a command to its end and returns what it printed; a failure panics with what it said.
+pub fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("UTF-8 output")
+}
