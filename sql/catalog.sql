@@ -24,9 +24,19 @@ CREATE TABLE ttl_index_table (
     last_run                   timestamptz,
     rows_deleted_last_run      bigint NOT NULL DEFAULT 0 CHECK (rows_deleted_last_run >= 0),
     total_rows_deleted         bigint NOT NULL DEFAULT 0 CHECK (total_rows_deleted >= 0),
+    last_duration              interval,
     last_error                 text,
     last_error_code            text,
     last_error_at              timestamptz,
+    consecutive_failures       integer NOT NULL DEFAULT 0 CHECK (consecutive_failures >= 0),
+    -- When a rule that failed may be tried again.
+    retry_at                   timestamptz,
+    -- What the last sweep had to leave: rows it could not remove, rows that others had locked, parts of the table.
+    blocked_rows               bigint NOT NULL DEFAULT 0 CHECK (blocked_rows >= 0),
+    locked_rows                bigint NOT NULL DEFAULT 0 CHECK (locked_rows >= 0),
+    skipped_parts              text,
+    -- Counts changes of the definition, so that a sweep under way notices one.
+    version                    bigint NOT NULL DEFAULT 0,
     CHECK (index_name IS NOT NULL OR NOT index_created_by_extension)
 );
 
@@ -88,6 +98,7 @@ BEGIN
         END IF;
         INSERT INTO @extschema@.ttl_binding (rule_id, relid, attnum, soft_delete_attnum, filter_attnums)
         VALUES (NEW.id, named_relid, column_attnum, mark_attnum, used_attnums);
+        PERFORM @extschema@.ttl_wake();
     ELSIF NOT EXISTS (SELECT FROM @extschema@.ttl_binding b
                       WHERE b.rule_id = NEW.id AND b.relid = named_relid AND b.attnum = column_attnum) THEN
         RAISE EXCEPTION 'a TTL rule stays on its table and column'
@@ -108,7 +119,50 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ttl_count_version() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    NEW.version := OLD.version + 1;
+    NEW.updated_at := now();
+    PERFORM @extschema@.ttl_wake();
+    RETURN NEW;
+END
+$$;
+
+CREATE TRIGGER ttl_count_version
+    BEFORE UPDATE OF schema_name, table_name, column_name, expire_after, active, batch_size, soft_delete_column, filter,
+                     filter_columns, time_zone, index_method, index_name
+    ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_count_version();
+ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_count_version;
+
 CREATE TRIGGER ttl_bind
     AFTER INSERT OR UPDATE OF schema_name, table_name, column_name, soft_delete_column, filter_columns, index_name
     ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_bind();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_bind;
+
+-- One row per sweep that did something or failed.
+CREATE TABLE ttl_history_log (
+    id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    rule_id      bigint NOT NULL,
+    schema_name  text NOT NULL,
+    table_name   text NOT NULL,
+    column_name  text NOT NULL,
+    trigger      text NOT NULL,
+    started_at   timestamptz NOT NULL,
+    finished_at  timestamptz NOT NULL,
+    rows_removed bigint NOT NULL,
+    batches      bigint NOT NULL,
+    blocked_rows bigint NOT NULL,
+    locked_rows  bigint NOT NULL,
+    status       text NOT NULL,
+    error        text
+);
+CREATE INDEX ON ttl_history_log (finished_at);
+
+-- Holds a row while automatic sweeping is switched off in this database.
+CREATE TABLE ttl_worker_off (
+    since timestamptz NOT NULL DEFAULT now(),
+    only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one)
+);
+SELECT pg_extension_config_dump('ttl_worker_off', '');

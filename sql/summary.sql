@@ -14,8 +14,15 @@ CREATE FUNCTION ttl_summary() RETURNS TABLE (
     soft_delete_column text,
     cleanup_mode text,
     state text,
+    next_run timestamptz,
     last_error text,
     last_error_at timestamptz,
+    consecutive_failures integer,
+    last_duration interval,
+    blocked_rows bigint,
+    lag interval,
+    locked_rows bigint,
+    skipped_parts text,
     expire_after interval,
     filter text,
     time_zone text,
@@ -28,11 +35,24 @@ AS $$
            t.last_run, now() - t.last_run, t.rows_deleted_last_run, t.total_rows_deleted,
            t.index_name, t.soft_delete_column,
            CASE WHEN t.soft_delete_column IS NULL THEN 'hard_delete' ELSE 'soft_delete' END,
-           CASE WHEN NOT t.active THEN 'paused' WHEN t.last_error IS NOT NULL THEN 'error' ELSE 'active' END,
-           t.last_error_code || ': ' || t.last_error, t.last_error_at,
+           CASE WHEN NOT t.active THEN 'paused'
+                WHEN t.last_error IS NOT NULL AND (t.blocked_rows = 0 OR t.consecutive_failures > 0) THEN 'error'
+                WHEN t.blocked_rows > 0 THEN 'blocked'
+                ELSE 'active'
+           END,
+           CASE WHEN t.active THEN greatest(@extschema@.ttl_next_pass(), t.retry_at) END,
+           t.last_error_code || ': ' || t.last_error, t.last_error_at, t.consecutive_failures, t.last_duration,
+           t.blocked_rows, @extschema@.ttl_lag(t.id), t.locked_rows, t.skipped_parts,
            t.expire_after, t.filter, t.time_zone, t.index_method
     FROM @extschema@.ttl_index_table t
     ORDER BY t.schema_name, t.table_name, t.column_name
 $$;
 
 CREATE VIEW ttl_summary AS SELECT * FROM ttl_summary();
+
+-- As its caller, too: row-level security on the log decides.
+CREATE FUNCTION ttl_history() RETURNS SETOF ttl_history_log
+    STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS 'SELECT * FROM @extschema@.ttl_history_log ORDER BY id';
+
+CREATE VIEW ttl_history AS SELECT *, finished_at - started_at AS duration FROM ttl_history();

@@ -18,6 +18,8 @@ pub enum TtlError {
     NotOwner(String),
     #[error("TTL rules on temporary tables are not supported")]
     TemporaryTable,
+    #[error("rows of {0} are not in a heap of its own")]
+    NotAHeap(String),
     #[error("column \"{column}\" of relation \"{table}\" does not exist")]
     UnknownColumn { table: String, column: String },
     #[error("column \"{column}\" of type {data_type} cannot expire")]
@@ -46,6 +48,8 @@ pub enum TtlError {
     FilterVolatile,
     #[error("cannot use a system column or the whole row in a TTL filter")]
     FilterWholeRow,
+    #[error("ttl_sweep cannot run inside a transaction block")]
+    CannotCommit,
     #[error("extension pg_ttl_index is not installed in this database")]
     NotInstalled,
     #[error(transparent)]
@@ -64,13 +68,16 @@ impl TtlError {
             Self::UnknownTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
             Self::NotATable { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
             Self::SystemTable(_) | Self::NotOwner(_) => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
-            Self::TemporaryTable | Self::FilterSubquery | Self::FilterWholeRow => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            Self::TemporaryTable | Self::NotAHeap(_) | Self::FilterSubquery | Self::FilterWholeRow => {
+                Code::ERRCODE_FEATURE_NOT_SUPPORTED
+            }
             Self::UnknownColumn { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
             Self::CannotExpire { .. } | Self::CannotMark { .. } => Code::ERRCODE_DATATYPE_MISMATCH,
             Self::MarkIsGenerated(_) => Code::ERRCODE_GENERATED_ALWAYS,
             Self::NoRule { .. } | Self::NotInstalled => Code::ERRCODE_UNDEFINED_OBJECT,
             Self::Filter { code, .. } => *code,
             Self::FilterNotAnExpression => Code::ERRCODE_SYNTAX_ERROR,
+            Self::CannotCommit => Code::ERRCODE_INVALID_TRANSACTION_TERMINATION,
             Self::FilterVolatile => Code::ERRCODE_INVALID_OBJECT_DEFINITION,
             Self::Spi(_) => Code::ERRCODE_INTERNAL_ERROR,
         }
@@ -100,12 +107,17 @@ impl TtlError {
             }
             Self::NotATable { .. } => Some("TTL rules stand on tables and partitioned tables.".into()),
             Self::TemporaryTable => Some("A temporary table is invisible to the background worker.".into()),
+            Self::NotAHeap(_) => Some(
+                "Foreign tables, other table access methods, distributed tables and compressed chunks cannot be swept row by row."
+                    .into(),
+            ),
             Self::CannotExpire { .. } => Some(format!("Use a column of type {}.", Source::ACCEPTED)),
             Self::CannotMark { .. } => Some(format!("Use a column of type {}.", Mark::ACCEPTED)),
             Self::MarkIsNotNull(_) => Some("A row is live while the column is null.".into()),
             Self::NoRule { .. } => Some("Register one with ttl_create_index.".into()),
             Self::FilterSubquery => Some("A filter decides by the columns of the row alone.".into()),
             Self::FilterWholeRow => Some("Name the columns the filter needs.".into()),
+            Self::CannotCommit => Some("Use ttl_runner to sweep within a transaction.".into()),
             Self::NotInstalled => Some("Use CREATE EXTENSION pg_ttl_index.".into()),
             _ => None,
         }

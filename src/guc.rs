@@ -1,24 +1,111 @@
 //! Every setting of the extension.
 
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+use std::ffi::CStr;
+use std::time::Duration;
 
+/// Whether workers sweep at all.
+static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
+/// Seconds between two passes of a worker.
+static NAPTIME: GucSetting<i32> = GucSetting::<i32>::new(60);
 /// Rows per batch for rules that do not say.
 static BATCH_SIZE: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+/// Milliseconds of rest between two batches.
+static BATCH_DELAY: GucSetting<i32> = GucSetting::<i32>::new(0);
+/// Workers that may sweep one database at the same time.
+static MAX_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
+/// Milliseconds a sweep waits for a lock on a table.
+static LOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(1_000);
+/// Minutes that the history of a sweep is kept.
+static HISTORY_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(7 * 24 * 60);
 
 pub fn init() {
-    GucRegistry::define_int_guc(
+    GucRegistry::define_bool_guc(
+        c"pg_ttl_index.enabled",
+        c"Lets workers remove expired rows.",
+        c"",
+        &ENABLED,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    let int = |name: &'static CStr, about: &'static CStr, setting, min, max, unit| {
+        GucRegistry::define_int_guc(name, about, c"", setting, min, max, GucContext::Sighup, unit);
+    };
+    int(
+        c"pg_ttl_index.naptime",
+        c"Sets how long a worker rests between two passes over its rules.",
+        &NAPTIME,
+        1,
+        7 * 24 * 3600,
+        GucFlags::UNIT_S,
+    );
+    int(
         c"pg_ttl_index.batch_size",
         c"Sets how many rows a batch removes for rules without a batch size of their own.",
-        c"",
         &BATCH_SIZE,
         1,
         i32::MAX,
-        GucContext::Sighup,
         GucFlags::default(),
+    );
+    int(
+        c"pg_ttl_index.batch_delay",
+        c"Sets how long a sweep rests between two batches.",
+        &BATCH_DELAY,
+        0,
+        3_600_000,
+        GucFlags::UNIT_MS,
+    );
+    int(
+        c"pg_ttl_index.max_workers",
+        c"Sets how many workers may sweep one database at the same time.",
+        &MAX_WORKERS,
+        1,
+        64,
+        GucFlags::default(),
+    );
+    int(
+        c"pg_ttl_index.lock_timeout",
+        c"Sets how long a sweep waits for a lock on a table.",
+        &LOCK_TIMEOUT,
+        1,
+        i32::MAX,
+        GucFlags::UNIT_MS,
+    );
+    int(
+        c"pg_ttl_index.history_retention",
+        c"Sets how long the history of a sweep is kept.",
+        &HISTORY_RETENTION,
+        0,
+        i32::MAX,
+        GucFlags::UNIT_MIN,
     );
     crate::pg::access::reserve_setting_prefix(c"pg_ttl_index");
 }
 
+pub fn enabled() -> bool {
+    ENABLED.get()
+}
+
+pub fn naptime() -> Duration {
+    Duration::from_secs(NAPTIME.get().unsigned_abs().into())
+}
+
 pub fn batch_size() -> i32 {
     BATCH_SIZE.get()
+}
+
+pub fn batch_delay() -> Duration {
+    Duration::from_millis(BATCH_DELAY.get().unsigned_abs().into())
+}
+
+pub fn max_workers() -> usize {
+    MAX_WORKERS.get().unsigned_abs() as usize
+}
+
+pub fn lock_timeout() -> Duration {
+    Duration::from_millis(LOCK_TIMEOUT.get().unsigned_abs().into())
+}
+
+pub fn history_retention() -> Duration {
+    Duration::from_secs(u64::from(HISTORY_RETENTION.get().unsigned_abs()) * 60)
 }

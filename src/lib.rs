@@ -10,6 +10,8 @@ mod guc;
 mod pg;
 mod registry;
 mod rule;
+mod sweep;
+mod worker;
 
 use pgrx::prelude::*;
 
@@ -17,7 +19,13 @@ use pgrx::prelude::*;
 
 extension_sql_file!("../sql/catalog.sql", name = "catalog", bootstrap);
 extension_sql_file!("../sql/follow.sql", name = "follow", requires = ["catalog", api::rules::ttl_rename_filter]);
-extension_sql_file!("../sql/summary.sql", name = "summary", requires = ["catalog", api::rules::ttl_default_batch_size]);
+extension_sql_file!(
+    "../sql/summary.sql",
+    name = "summary",
+    requires = ["catalog", api::rules::ttl_default_batch_size, api::workers::ttl_lag, api::workers::ttl_next_pass]
+);
+extension_sql_file!("../sql/workers.sql", name = "workers", requires = ["catalog", api::workers::ttl_progress_slots]);
+extension_sql_file!("../sql/sweeps.sql", name = "sweeps");
 extension_sql_file!("../sql/grants.sql", name = "grants", finalize);
 
 #[pg_guard]
@@ -26,6 +34,10 @@ pub extern "C-unwind" fn _PG_init() {
         return;
     }
     guc::init();
+    if pg::access::is_preloading() {
+        pg::board::init();
+        worker::register_launcher();
+    }
 }
 
 /// What `cargo pgrx test` asks of the crate.

@@ -1,3 +1,5 @@
 //! The functions users call: they read arguments and call inward.
 
 pub mod rules;
+pub mod sweeps;
+pub mod workers;

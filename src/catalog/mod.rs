@@ -1,146 +1,29 @@
 //! The only code that reads or writes the extension's own tables. It does so with the rights of their owner; who may
 //! ask for it is decided before.
 
+mod outcome;
+mod rules;
+mod sweepable;
+
+pub use outcome::{Outcome, Trigger};
+pub use rules::{Definition, RuleIndex, StoredRule};
+pub use sweepable::{Claim, Rule};
+
 use crate::error::TtlError;
 use crate::pg::{identity, spi};
-use crate::rule::{IndexMethod, Options, Ttl};
-use pgrx::datum::{DatumWithOid, Interval};
 use pgrx::pg_sys::Oid;
 
-/// A rule as the catalog has it.
-pub struct StoredRule {
-    pub id: i64,
-    pub options: Options,
-    pub index: Option<RuleIndex>,
-}
-
-/// The index of a rule.
-pub struct RuleIndex {
-    pub name: String,
-    /// `None` before it is looked up, or when it is gone.
-    pub oid: Option<Oid>,
-    pub made_by_us: bool,
-}
-
-/// What a registration writes.
-pub struct Definition<'a> {
-    pub options: &'a Options,
-    /// The names of the columns the filter reads.
-    pub filter_columns: Vec<String>,
-    pub index: Option<&'a RuleIndex>,
-}
-
-const DEFINITION: &str = "expire_after, batch_size, soft_delete_column, filter, filter_columns, time_zone, \
-                          index_method, index_name, index_created_by_extension";
-const VALUES: &str = "$1 + $2, $3, $4, $5, $6, $7, $8, $9, $10";
-
-impl Definition<'_> {
-    /// The values for [`DEFINITION`]. An interval of mixed signs is the sum of two that are not.
-    fn values(&self) -> Vec<DatumWithOid<'_>> {
-        let Options { expire_after, batch_size, soft_delete_column, filter, time_zone, index_method } = self.options;
-        let (months, days, micros) = expire_after.fields();
-        vec![
-            Interval::new(months, 0, 0).ok().into(),
-            Interval::new(0, days, micros).ok().into(),
-            (*batch_size).into(),
-            soft_delete_column.as_deref().into(),
-            filter.as_deref().into(),
-            self.filter_columns.clone().into(),
-            time_zone.as_str().into(),
-            index_method.to_string().into(),
-            self.index.map(|index| index.name.as_str()).into(),
-            self.index.is_some_and(|index| index.made_by_us).into(),
-        ]
-    }
-}
-
-/// The rule on a column, locked until the transaction ends.
-pub fn find(relid: Oid, attnum: i16) -> Result<Option<StoredRule>, TtlError> {
-    let home = Home::find()?;
-    let sql = format!(
-        "SELECT t.id, t.expire_after, t.batch_size, t.soft_delete_column, t.filter, t.time_zone, t.index_method,
-                t.index_name, t.index_created_by_extension, {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name)
-         FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
-         WHERE b.relid = $1 AND b.attnum = $2
-         FOR UPDATE OF t",
-        schema = home.schema
-    );
-    let rows = home.with_rights(|| spi::query(&sql, &[relid.into(), attnum.into()], |row| Ok(stored_rule(&row))))?;
-    rows.into_iter().next().transpose()
-}
-
-pub fn insert(schema: &str, table: &str, column: &str, definition: &Definition<'_>) -> Result<(), TtlError> {
-    let home = Home::find()?;
-    let sql = format!(
-        "INSERT INTO {}.ttl_index_table (schema_name, table_name, column_name, {DEFINITION})
-         VALUES ($11, $12, $13, {VALUES})",
-        home.schema
-    );
-    let mut values = definition.values();
-    values.extend([schema.into(), table.into(), column.into()]);
-    home.with_rights(|| spi::execute(&sql, &values)).map(|_| ())
-}
-
-/// Redefines a rule. Statistics and a pause stay; a fault of the old definition is forgotten.
-pub fn update(id: i64, definition: &Definition<'_>) -> Result<(), TtlError> {
-    let home = Home::find()?;
-    let sql = format!(
-        "UPDATE {}.ttl_index_table
-         SET ({DEFINITION}) = ROW ({VALUES}),
-             updated_at = now(), last_error = NULL, last_error_code = NULL, last_error_at = NULL
-         WHERE id = $11",
-        home.schema
-    );
-    let mut values = definition.values();
-    values.push(id.into());
-    home.with_rights(|| spi::execute(&sql, &values)).map(|_| ())
-}
-
-pub fn remove(id: i64) -> Result<(), TtlError> {
-    let home = Home::find()?;
-    let sql = format!("DELETE FROM {}.ttl_index_table WHERE id = $1", home.schema);
-    home.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
-}
-
-/// Pauses or resumes the rule on a column, or every rule of the table; tells how many changed.
-pub fn set_active(relid: Oid, attnum: Option<i16>, active: bool) -> Result<i32, TtlError> {
-    let home = Home::find()?;
-    let sql = format!(
-        "UPDATE {schema}.ttl_index_table t SET active = $3, updated_at = now()
-         FROM {schema}.ttl_binding b
-         WHERE b.rule_id = t.id AND b.relid = $1 AND b.attnum = coalesce($2, b.attnum) AND t.active <> $3",
-        schema = home.schema
-    );
-    let changed = home.with_rights(|| spi::execute(&sql, &[relid.into(), attnum.into(), active.into()]))?;
-    Ok(i32::try_from(changed).unwrap_or(i32::MAX))
-}
-
-fn stored_rule(row: &spi::Row<'_>) -> Result<StoredRule, TtlError> {
-    let expire_after = row.get::<Interval>(2)?.map_or((0, 0, 0), |i| (i.months(), i.days(), i.micros()));
-    let options = Options {
-        expire_after: Ttl::new(expire_after.0, expire_after.1, expire_after.2)?,
-        batch_size: row.get(3)?,
-        soft_delete_column: row.get(4)?,
-        filter: row.get(5)?,
-        time_zone: row.get(6)?.unwrap_or_default(),
-        index_method: IndexMethod::parse(&row.get::<String>(7)?.unwrap_or_default())?,
-    };
-    let made_by_us = row.get(9)?.unwrap_or_default();
-    let oid = row.get(10)?;
-    let index = row.get(8)?.map(|name| RuleIndex { name, oid, made_by_us });
-    Ok(StoredRule { id: row.get(1)?.unwrap_or_default(), options, index })
-}
-
-/// Where the extension's tables live and whose they are.
-struct Home {
+/// The extension's tables: where they live and whose they are.
+#[derive(Clone)]
+pub struct Catalog {
     /// A quoted identifier.
     schema: String,
     owner: Oid,
 }
 
-impl Home {
-    fn find() -> Result<Self, TtlError> {
-        spi::query(
+impl Catalog {
+    pub fn open() -> Result<Self, TtlError> {
+        spi::read(
             "SELECT quote_ident(n.nspname), c.relowner
              FROM pg_extension e
              JOIN pg_namespace n ON n.oid = e.extnamespace

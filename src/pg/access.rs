@@ -50,3 +50,15 @@ pub fn current_role() -> pg_sys::Oid {
     // SAFETY: reads backend-local state.
     unsafe { pg_sys::GetUserId() }
 }
+
+/// The type under all domains.
+pub fn base_type(type_oid: pg_sys::Oid) -> pg_sys::Oid {
+    // SAFETY: looks into the type cache; an OID that is no type is an ordinary error.
+    unsafe { pg_sys::getBaseType(type_oid) }
+}
+
+/// Whether the server is loading `shared_preload_libraries`.
+pub fn is_preloading() -> bool {
+    // SAFETY: a flag of the postmaster.
+    unsafe { pg_sys::process_shared_preload_libraries_in_progress }
+}

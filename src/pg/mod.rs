@@ -1,8 +1,14 @@
 //! The only home of `unsafe`: what the rest of the code needs from the server, behind safe functions.
 
 pub mod access;
+pub mod board;
 pub mod expression;
 pub mod identity;
 pub mod index;
+pub mod plan;
+pub mod procedure;
+pub mod process;
 pub mod regclass;
+pub mod relation;
 pub mod spi;
+pub mod transaction;

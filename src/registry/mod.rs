@@ -3,7 +3,7 @@
 mod index;
 mod table;
 
-use crate::catalog::{self, Definition, RuleIndex, StoredRule};
+use crate::catalog::{Catalog, Definition, RuleIndex, StoredRule};
 use crate::error::TtlError;
 use crate::pg::expression::{self, Checked};
 use crate::pg::{access, identity, spi};
@@ -16,8 +16,9 @@ use table::{Column, Table};
 /// Registers a rule, or registers it anew: statistics and a pause stay, options that are not given again do not.
 pub fn create(relid: Oid, column: &str, given: Given) -> Result<(), TtlError> {
     let table = Table::lock(relid)?;
+    table.check_storage()?;
     let column = table.column(column)?;
-    let stored = catalog::find(relid, column.attnum)?;
+    let stored = Catalog::open()?.find(relid, column.attnum)?;
     let given = check_given_filter(relid, given)?;
     let options = Options::create(given, access::session_time_zone())?;
     let author = access::current_role();
@@ -34,7 +35,8 @@ pub fn create(relid: Oid, column: &str, given: Given) -> Result<(), TtlError> {
 pub fn alter(relid: Oid, column: &str, given: Given, reset: &[String]) -> Result<(), TtlError> {
     let table = Table::lock(relid)?;
     let column = table.column(column)?;
-    let stored = catalog::find(relid, column.attnum)?
+    let stored = Catalog::open()?
+        .find(relid, column.attnum)?
         .ok_or_else(|| TtlError::NoRule { table: table.name.clone(), column: column.name.clone() })?;
     // A stored filter is its owner's text, whoever alters the rule.
     let author = if given.filter.is_some() { access::current_role() } else { table.owner };
@@ -53,8 +55,8 @@ pub fn alter(relid: Oid, column: &str, given: Given, reset: &[String]) -> Result
 pub fn drop(relid: Oid, column: &str) -> Result<bool, TtlError> {
     let table = Table::lock(relid)?;
     let column = table.column(column)?;
-    let Some(stored) = catalog::find(relid, column.attnum)? else { return Ok(false) };
-    catalog::remove(stored.id)?;
+    let Some(stored) = Catalog::open()?.find(relid, column.attnum)? else { return Ok(false) };
+    Catalog::open()?.remove(stored.id)?;
     if let Some(index) = &stored.index {
         index::drop(&table, index)?;
     }
@@ -65,7 +67,12 @@ pub fn drop(relid: Oid, column: &str) -> Result<bool, TtlError> {
 pub fn set_active(relid: Oid, column: Option<&str>, active: bool) -> Result<i32, TtlError> {
     let table = Table::lock(relid)?;
     let attnum = column.map(|column| table.column(column)).transpose()?.map(|column| column.attnum);
-    catalog::set_active(relid, attnum, active)
+    Catalog::open()?.set_active(relid, attnum, active)
+}
+
+/// The table, if the caller may rule it.
+pub fn owned_table(relid: Oid) -> Result<Oid, TtlError> {
+    Ok(Table::describe(relid)?.relid)
 }
 
 /// A stored filter, after columns it uses were renamed.
@@ -88,8 +95,7 @@ fn save(
     stored: Option<&StoredRule>,
     author: Oid,
 ) -> Result<(), TtlError> {
-    let source = column.base_type.as_deref().and_then(Source::of_type);
-    if source.is_none() {
+    if Source::of_type(column.base_type).is_none() {
         return Err(TtlError::CannotExpire { column: column.name.clone(), data_type: column.data_type.clone() });
     }
     check_time_zone(&options.time_zone)?;
@@ -107,9 +113,10 @@ fn save(
         filter_columns: filter.map_or(Ok(Vec::new()), |filter| table.column_names(&filter.attnums))?,
         index: index.as_ref(),
     };
+    let catalog = Catalog::open()?;
     match stored {
-        Some(stored) => catalog::update(stored.id, &definition),
-        None => catalog::insert(&table.schema, &table.name, &column.name, &definition),
+        Some(stored) => catalog.update(stored.id, &definition),
+        None => catalog.insert(&table.schema, &table.name, &column.name, &definition),
     }
 }
 
@@ -140,7 +147,7 @@ fn check_mark(table: &Table, source: &Column, name: &str) -> Result<String, TtlE
     if column.generated {
         return Err(TtlError::MarkIsGenerated(column.name));
     }
-    match column.base_type.as_deref().and_then(Mark::of_type) {
+    match Mark::of_type(column.base_type) {
         None => Err(TtlError::CannotMark { column: column.name, data_type: column.data_type }),
         Some(Mark::Instant) if column.not_null => Err(TtlError::MarkIsNotNull(column.name)),
         Some(mark) => Ok(mark.unmarked(&column.quoted())),

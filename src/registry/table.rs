@@ -18,8 +18,8 @@ pub struct Column {
     pub name: String,
     /// As users write it, with its modifier.
     pub data_type: String,
-    /// `typname` of the type under all domains, if it is one of PostgreSQL's own.
-    pub base_type: Option<String>,
+    /// The type under all domains.
+    pub base_type: u32,
     pub not_null: bool,
     pub generated: bool,
 }
@@ -33,7 +33,8 @@ impl Table {
         Self::describe(relid)
     }
 
-    fn describe(relid: Oid) -> Result<Self, TtlError> {
+    /// The table, if the caller may rule it.
+    pub fn describe(relid: Oid) -> Result<Self, TtlError> {
         let found = spi::query(
             "SELECT c.relnamespace, n.nspname::text, c.relname::text, c.relowner, c.relkind::text,
                     pg_has_role(c.relowner, 'USAGE'),
@@ -75,23 +76,56 @@ impl Table {
         Ok(table)
     }
 
+    /// Refuses a table with rows that are not in a heap of its own, or of a partition's own: there a `ctid` names other
+    /// rows than it seems to.
+    pub fn check_storage(&self) -> Result<(), TtlError> {
+        let elsewhere = spi::query(
+            "WITH RECURSIVE tree (relid) AS (
+                 SELECT $1 UNION ALL SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.relid)
+             SELECT format('%I.%I', n.nspname, c.relname)
+             FROM tree
+             JOIN pg_class c ON c.oid = tree.relid
+             JOIN pg_namespace n ON n.oid = c.relnamespace
+             LEFT JOIN pg_am am ON am.oid = c.relam
+             WHERE c.relkind = 'f' OR am.amname <> 'heap'
+             LIMIT 1",
+            &[self.relid.into()],
+            |row| Ok(row.get(1)?.unwrap_or_default()),
+        )?;
+        match elsewhere.into_iter().next() {
+            Some(name) => Err(TtlError::NotAHeap(name)),
+            None => self.check_distribution(),
+        }
+    }
+
+    /// Citus keeps the rows of its tables in shards, and TimescaleDB those of compressed chunks in other tables.
+    fn check_distribution(&self) -> Result<(), TtlError> {
+        for (catalog, sql) in [
+            ("pg_catalog.pg_dist_partition", "SELECT FROM pg_catalog.pg_dist_partition WHERE logicalrelid = $1"),
+            (
+                "_timescaledb_catalog.chunk",
+                "SELECT FROM _timescaledb_catalog.chunk k
+                 JOIN _timescaledb_catalog.hypertable h ON h.id = k.hypertable_id
+                 WHERE k.compressed_chunk_id IS NOT NULL
+                   AND $1 IN (to_regclass(format('%I.%I', h.schema_name, h.table_name)),
+                              to_regclass(format('%I.%I', k.schema_name, k.table_name)))",
+            ),
+        ] {
+            let there = spi::query("SELECT to_regclass($1) IS NOT NULL", &[catalog.into()], |row| row.get(1))?;
+            if there == [Some(true)] && spi::execute(sql, &[self.relid.into()])? > 0 {
+                return Err(TtlError::NotAHeap(self.qualified_name()));
+            }
+        }
+        Ok(())
+    }
+
     pub fn qualified_name(&self) -> String {
         quote_qualified_identifier(&self.schema, &self.name)
     }
 
     pub fn column(&self, name: &str) -> Result<Column, TtlError> {
         spi::query(
-            "WITH RECURSIVE base (oid, typname, typnamespace, typtype, typbasetype) AS (
-                 SELECT t.oid, t.typname, t.typnamespace, t.typtype, t.typbasetype
-                 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-                 WHERE a.attrelid = $1 AND a.attname = $2
-                 UNION ALL
-                 SELECT t.oid, t.typname, t.typnamespace, t.typtype, t.typbasetype
-                 FROM base b JOIN pg_type t ON t.oid = b.typbasetype
-                 WHERE b.typtype = 'd')
-             SELECT a.attnum, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated <> '',
-                    (SELECT b.typname::text FROM base b
-                     WHERE b.typtype <> 'd' AND b.typnamespace = 'pg_catalog'::regnamespace)
+            "SELECT a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated <> ''
              FROM pg_attribute a
              WHERE a.attrelid = $1 AND a.attname = $2 AND NOT a.attisdropped",
             &[self.relid.into(), name.into()],
@@ -99,10 +133,10 @@ impl Table {
                 Ok(Column {
                     attnum: row.get(1)?.unwrap_or_default(),
                     name: name.to_owned(),
-                    data_type: row.get(2)?.unwrap_or_default(),
-                    not_null: row.get(3)?.unwrap_or_default(),
-                    generated: row.get(4)?.unwrap_or_default(),
-                    base_type: row.get(5)?,
+                    base_type: access::base_type(row.get(2)?.unwrap_or_default()).to_u32(),
+                    data_type: row.get(3)?.unwrap_or_default(),
+                    not_null: row.get(4)?.unwrap_or_default(),
+                    generated: row.get(5)?.unwrap_or_default(),
                 })
             },
         )?

@@ -21,6 +21,8 @@ pub enum Invalid {
     BatchSize(i32),
     #[error("index method \"{0}\" cannot serve a TTL rule")]
     IndexMethod(String),
+    #[error("{0} must be positive")]
+    Limit(&'static str),
     #[error("option \"{0}\" cannot be reset")]
     Reset(String),
 }

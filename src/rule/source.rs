@@ -1,4 +1,10 @@
-//! What a column can hold so that a row can expire by it.
+//! What a column can hold so that a row can expire by it, or be marked by it.
+
+/// `pg_type.oid` of PostgreSQL's own types, the same in every database.
+const BOOL: u32 = 16;
+const DATE: u32 = 1082;
+const TIMESTAMP: u32 = 1114;
+const TIMESTAMPTZ: u32 = 1184;
 
 /// The kind of value a rule compares with its cutoff.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,13 +18,21 @@ impl Source {
     pub const ACCEPTED: &str =
         "timestamp with time zone, timestamp without time zone, date, or a domain over one of them";
 
-    /// From the name of a base type in `pg_catalog`, as `pg_type.typname` has it.
-    pub fn of_type(name: &str) -> Option<Self> {
-        match name {
-            "timestamptz" => Some(Self::TimestampTz),
-            "timestamp" => Some(Self::Timestamp),
-            "date" => Some(Self::Date),
+    pub fn of_type(oid: u32) -> Option<Self> {
+        match oid {
+            TIMESTAMPTZ => Some(Self::TimestampTz),
+            TIMESTAMP => Some(Self::Timestamp),
+            DATE => Some(Self::Date),
             _ => None,
+        }
+    }
+
+    /// The SQL name of the type.
+    pub fn type_name(self) -> &'static str {
+        match self {
+            Self::TimestampTz => "timestamptz",
+            Self::Timestamp => "timestamp",
+            Self::Date => "date",
         }
     }
 }
@@ -35,11 +49,19 @@ pub enum Mark {
 impl Mark {
     pub const ACCEPTED: &str = "timestamp with time zone, timestamp without time zone or boolean";
 
-    pub fn of_type(name: &str) -> Option<Self> {
-        match name {
-            "timestamptz" | "timestamp" => Some(Self::Instant),
-            "bool" => Some(Self::Flag),
+    pub fn of_type(oid: u32) -> Option<Self> {
+        match oid {
+            TIMESTAMPTZ | TIMESTAMP => Some(Self::Instant),
+            BOOL => Some(Self::Flag),
             _ => None,
+        }
+    }
+
+    /// The value that marks a row.
+    pub fn value(self) -> &'static str {
+        match self {
+            Self::Instant => "pg_catalog.clock_timestamp()",
+            Self::Flag => "true",
         }
     }
 
@@ -58,17 +80,18 @@ mod tests {
 
     #[test]
     fn only_instants_and_dates_expire() {
-        assert_eq!(Source::of_type("timestamptz"), Some(Source::TimestampTz));
-        assert_eq!(Source::of_type("date"), Some(Source::Date));
-        for name in ["int8", "text", "time", "interval", "abstime"] {
-            assert_eq!(Source::of_type(name), None);
+        assert_eq!(Source::of_type(TIMESTAMPTZ), Some(Source::TimestampTz));
+        assert_eq!(Source::of_type(DATE), Some(Source::Date));
+        let (int8, text, time) = (20, 25, 1083);
+        for other in [int8, text, time, BOOL] {
+            assert_eq!(Source::of_type(other), None);
         }
     }
 
     #[test]
     fn a_mark_is_an_instant_or_a_flag() {
-        assert_eq!(Mark::of_type("bool").map(|mark| mark.unmarked("gone")), Some("(gone IS NOT TRUE)".into()));
-        assert_eq!(Mark::of_type("timestamp").map(|mark| mark.unmarked("gone")), Some("(gone IS NULL)".into()));
-        assert_eq!(Mark::of_type("int4"), None);
+        assert_eq!(Mark::of_type(BOOL).map(|mark| mark.unmarked("gone")), Some("(gone IS NOT TRUE)".into()));
+        assert_eq!(Mark::of_type(TIMESTAMP).map(|mark| mark.unmarked("gone")), Some("(gone IS NULL)".into()));
+        assert_eq!(Mark::of_type(DATE), None);
     }
 }

@@ -9,3 +9,4 @@ mod index;
 mod names;
 mod permissions;
 mod registration;
+mod sweep;

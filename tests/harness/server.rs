@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Keeps the server running until the pipe to it closes, which it does at the latest when our process ends, however
-/// it ends; then removes all of it.
+/// it ends; then removes all of it, unless PG_TTL_KEEP is set.
 const KEEPER: &str = r#"
 dir=$1; shift
 trap : INT TERM
@@ -15,7 +15,7 @@ server=$!
 cat >/dev/null
 kill -INT "$server" 2>/dev/null
 wait "$server"
-rm -rf "$dir"
+[ -n "$PG_TTL_KEEP" ] || rm -rf "$dir"
 "#;
 
 const READY_WITHIN: Duration = Duration::from_secs(60);

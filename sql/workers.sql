@@ -1,0 +1,44 @@
+-- Workers are known by their backend type, which a session cannot take on as it can an application name.
+CREATE FUNCTION ttl_worker_status() RETURNS TABLE (
+    worker_pid integer,
+    application_name text,
+    state text,
+    backend_start timestamptz,
+    state_change timestamptz,
+    query_start timestamptz,
+    database_name text,
+    activity text
+)
+    STABLE LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT a.pid, a.application_name, a.state, a.backend_start, a.state_change, a.query_start, a.datname::text, a.query
+    FROM pg_stat_activity a
+    WHERE a.backend_type = 'pg_ttl_index worker'
+    ORDER BY a.backend_start
+$$;
+
+-- Runs as its caller: shows the sweeps of rules that the caller may see.
+CREATE FUNCTION ttl_progress() RETURNS TABLE (
+    pid integer,
+    schema_name text,
+    table_name text,
+    column_name text,
+    phase text,
+    rows_removed bigint,
+    estimated_rows bigint,
+    batches bigint,
+    rows_per_second double precision,
+    started_at timestamptz,
+    relation regclass
+)
+    STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT s.pid, t.schema_name, t.table_name, t.column_name,
+           CASE WHEN s.batches = 0 THEN 'looking' ELSE 'removing' END,
+           s.rows_removed, s.estimated_rows, s.batches,
+           s.rows_removed / nullif(extract(epoch FROM clock_timestamp() - s.started_at), 0)::double precision,
+           s.started_at, s.relid::regclass
+    FROM @extschema@.ttl_progress_slots() s JOIN @extschema@.ttl_index_table t ON t.id = s.rule_id
+$$;
+
+CREATE VIEW ttl_progress AS SELECT * FROM ttl_progress();

@@ -1,0 +1,48 @@
+//! Sweeping on request.
+
+use crate::catalog::Trigger;
+use crate::error::TtlError;
+use crate::pg::access::refuse_if_read_only;
+use crate::pg::procedure;
+use crate::pg::regclass::Regclass;
+use crate::pg::transaction::Scope;
+use crate::registry;
+use crate::rule::Invalid;
+use crate::sweep::manual::{self, Limits};
+use pgrx::datum::Interval;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::*;
+use std::time::Duration;
+
+/// Sweeps now, inside the caller's transaction; returns the rows removed.
+#[pg_extern]
+fn ttl_runner(table_name: default!(Option<Regclass>, "NULL")) -> Result<i64, ErrorReport> {
+    refuse_if_read_only("ttl_runner()");
+    let relid = table_name.map(|table| registry::owned_table(table.0)).transpose()?;
+    Ok(manual::sweep(relid, Trigger::Runner, Scope::Subtransaction, Limits::default())?)
+}
+
+/// Sweeps now, committing every batch. Declared in `sql/sweeps.sql`, as a procedure.
+#[pg_extern(sql = false)]
+fn ttl_sweep(
+    table_name: Option<Regclass>,
+    max_rows: Option<i64>,
+    max_time: Option<Interval>,
+    call: pg_sys::FunctionCallInfo,
+) -> Result<(), ErrorReport> {
+    refuse_if_read_only("CALL ttl_sweep()");
+    let relid = table_name.map(|table| registry::owned_table(table.0)).transpose()?;
+    if max_rows.is_some_and(|rows| rows <= 0) {
+        return Err(TtlError::from(Invalid::Limit("max_rows")).into());
+    }
+    let time = match max_time.map(|time| u64::try_from(time.as_micros())) {
+        None => None,
+        Some(Ok(micros)) if micros > 0 => Some(Duration::from_micros(micros)),
+        Some(_) => return Err(TtlError::from(Invalid::Limit("max_time")).into()),
+    };
+    let limits = Limits { rows: max_rows, time };
+    let swept =
+        procedure::with_commits(call, || Ok(manual::sweep(relid, Trigger::Procedure, Scope::Procedure, limits)))?;
+    swept?;
+    Ok(())
+}

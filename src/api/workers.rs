@@ -1,0 +1,100 @@
+//! Starting, stopping and watching workers.
+
+use crate::catalog::Catalog;
+use crate::pg::access::refuse_if_read_only;
+use crate::pg::transaction::subtransaction;
+use crate::pg::{board, process};
+use crate::sweep::lag;
+use crate::worker;
+use pgrx::datum::{Interval, TimestampWithTimeZone};
+use pgrx::iter::TableIterator;
+use pgrx::pg_sys::Oid;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::*;
+
+/// Switches automatic sweeping on in this database.
+#[pg_extern]
+fn ttl_start_worker() -> Result<bool, ErrorReport> {
+    refuse_if_read_only("ttl_start_worker()");
+    Catalog::open()?.set_sweeping(true)?;
+    if board::is_preloaded() {
+        process::at_commit(board::wake);
+        return Ok(true);
+    }
+    if Catalog::open()?.has_worker()? {
+        return Ok(true);
+    }
+    let started = worker::start_database_worker(process::current_database()).is_some();
+    if started {
+        notice!(
+            "the worker runs until the server restarts; add pg_ttl_index to shared_preload_libraries to have it started with the server"
+        );
+    }
+    Ok(started)
+}
+
+/// Switches automatic sweeping off in this database; `false` where it was off.
+#[pg_extern]
+fn ttl_stop_worker() -> Result<bool, ErrorReport> {
+    refuse_if_read_only("ttl_stop_worker()");
+    let stopped = Catalog::open()?.set_sweeping(false)?;
+    process::at_commit(board::wake);
+    Ok(stopped)
+}
+
+/// Has the worker look at its rules when this transaction commits.
+#[pg_extern]
+fn ttl_wake() {
+    process::at_commit(board::wake);
+}
+
+/// Sweeps under way in this database of rules the caller may see, by process.
+#[pg_extern]
+#[allow(clippy::type_complexity)]
+pub fn ttl_progress_slots() -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(pid, i32),
+            name!(rule_id, i64),
+            name!(relid, Oid),
+            name!(rows_removed, i64),
+            name!(batches, i64),
+            name!(estimated_rows, Option<i64>),
+            name!(started_at, Option<TimestampWithTimeZone>),
+        ),
+    >,
+    ErrorReport,
+> {
+    let database = process::current_database().to_u32();
+    let visible = Catalog::open()?.visible_rules()?;
+    let rows = board::slots().into_iter().filter(move |slot| slot.database == database).filter_map(move |slot| {
+        let progress = slot.progress.filter(|progress| visible.contains(&progress.rule_id))?;
+        Some((
+            slot.pid,
+            progress.rule_id,
+            Oid::from(progress.relid),
+            progress.rows,
+            progress.batches,
+            (progress.estimate > 0).then_some(progress.estimate),
+            TimestampWithTimeZone::try_from(progress.started_at).ok(),
+        ))
+    });
+    Ok(TableIterator::new(rows))
+}
+
+/// How late the sweeping of a rule is, for a caller who may see it. What cannot be told is NULL.
+#[pg_extern(stable)]
+pub fn ttl_lag(rule_id: i64) -> Result<Option<Interval>, ErrorReport> {
+    let Some(rule) = Catalog::open()?.visible_rule(rule_id)? else { return Ok(None) };
+    Ok(subtransaction(|| lag::of(&rule)).unwrap_or_default())
+}
+
+/// When the worker of this database begins its next pass.
+#[pg_extern(stable)]
+pub fn ttl_next_pass() -> Option<TimestampWithTimeZone> {
+    let database = process::current_database().to_u32();
+    let slot =
+        board::slots().into_iter().find(|slot| slot.database == database && slot.role == board::Role::Database)?;
+    TimestampWithTimeZone::try_from(slot.next_pass).ok().filter(|_| slot.next_pass != 0)
+}

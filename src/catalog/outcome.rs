@@ -1,0 +1,133 @@
+//! What sweeps did: counters with the rule, and a history.
+
+use super::Catalog;
+use crate::error::TtlError;
+use crate::guc;
+use crate::pg::spi;
+use crate::pg::transaction::Failure;
+use pgrx::datum::TimestampWithTimeZone;
+
+/// Who asked for a sweep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trigger {
+    Worker,
+    Runner,
+    Procedure,
+}
+
+impl Trigger {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Worker => "worker",
+            Self::Runner => "ttl_runner",
+            Self::Procedure => "ttl_sweep",
+        }
+    }
+}
+
+/// How a sweep ended.
+pub struct Outcome<'a> {
+    pub rule_id: i64,
+    pub trigger: Trigger,
+    pub started_at: TimestampWithTimeZone,
+    pub rows: i64,
+    pub batches: i64,
+    pub blocked_rows: i64,
+    pub locked_rows: i64,
+    /// Parts of the table that the sweep could not work on, by name and reason.
+    pub skipped: Option<String>,
+    /// Why rows are blocked.
+    pub blocked_by: Option<&'a Failure>,
+    /// Why the sweep as a whole ended early.
+    pub failure: Option<&'a Failure>,
+    /// Whether it reached the end of what had expired.
+    pub complete: bool,
+}
+
+impl Catalog {
+    /// Adds a batch to the counters, in the batch's own transaction: a batch that is rolled back is not counted.
+    pub fn record_batch(&self, rule_id: i64, rows: i64, first: bool) -> Result<(), TtlError> {
+        let sql = format!(
+            "UPDATE {}.ttl_index_table
+             SET last_run = clock_timestamp(), total_rows_deleted = total_rows_deleted + $2,
+                 rows_deleted_last_run = CASE WHEN $3 THEN $2 ELSE rows_deleted_last_run + $2 END
+             WHERE id = $1",
+            self.schema
+        );
+        self.with_rights(|| spi::execute(&sql, &[rule_id.into(), rows.into(), first.into()])).map(|_| ())
+    }
+
+    /// Writes the end of a sweep that did something, failed, or found more or less in its way than the one before.
+    /// Returns how many times in a row the rule has failed now.
+    pub fn record_outcome(&self, outcome: &Outcome<'_>) -> Result<i32, TtlError> {
+        let error = outcome.failure.or(outcome.blocked_by);
+        let (code, message) = error.map(|failure| (failure.sqlstate(), failure.message.clone())).unzip();
+        let failed = outcome.failure.is_some();
+        // A failing rule waits 2, 4, 8, … seconds, and at most 10 minutes.
+        let update = format!(
+            "UPDATE {}.ttl_index_table
+             SET last_run = clock_timestamp(),
+                 rows_deleted_last_run = CASE WHEN $4 = 0 THEN 0 ELSE rows_deleted_last_run END,
+                 last_duration = clock_timestamp() - $9,
+                 last_error_at = CASE WHEN $2 IS NULL THEN NULL ELSE clock_timestamp() END,
+                 last_error_code = $2, last_error = $3,
+                 blocked_rows = CASE WHEN $8 THEN $5 ELSE greatest(blocked_rows, $5) END,
+                 locked_rows = $6, skipped_parts = $7,
+                 consecutive_failures = CASE WHEN $10 THEN consecutive_failures + 1 ELSE 0 END,
+                 retry_at = CASE WHEN $10 THEN clock_timestamp()
+                            + least(interval '2 seconds' * power(2, least(consecutive_failures, 20)), interval '10 minutes') END
+             WHERE id = $1
+             RETURNING consecutive_failures",
+            self.schema
+        );
+        let history = format!(
+            "INSERT INTO {schema}.ttl_history_log (rule_id, schema_name, table_name, column_name, trigger, started_at,
+                 finished_at, rows_removed, batches, blocked_rows, locked_rows, status, error)
+             SELECT id, schema_name, table_name, column_name, $2, $3, clock_timestamp(), $4, $5, $6, $7, $8, $9
+             FROM {schema}.ttl_index_table WHERE id = $1",
+            schema = self.schema
+        );
+        let prune =
+            format!("DELETE FROM {}.ttl_history_log WHERE finished_at < now() - $1 * interval '1 second'", self.schema);
+        let status = match (failed, outcome.complete) {
+            (true, _) => "failed",
+            (false, true) => "done",
+            (false, false) => "stopped",
+        };
+        let text = code.as_ref().zip(message.as_ref()).map(|(code, message)| format!("{code}: {message}"));
+        self.with_rights(|| {
+            let failures = spi::query(
+                &update,
+                &[
+                    outcome.rule_id.into(),
+                    code.clone().into(),
+                    message.clone().into(),
+                    outcome.rows.into(),
+                    outcome.blocked_rows.into(),
+                    outcome.locked_rows.into(),
+                    outcome.skipped.clone().into(),
+                    outcome.complete.into(),
+                    outcome.started_at.into(),
+                    failed.into(),
+                ],
+                |row| Ok(row.get(1)?.unwrap_or_default()),
+            )?;
+            spi::execute(
+                &history,
+                &[
+                    outcome.rule_id.into(),
+                    outcome.trigger.name().into(),
+                    outcome.started_at.into(),
+                    outcome.rows.into(),
+                    outcome.batches.into(),
+                    outcome.blocked_rows.into(),
+                    outcome.locked_rows.into(),
+                    status.into(),
+                    text.into(),
+                ],
+            )?;
+            spi::execute(&prune, &[guc::history_retention().as_secs_f64().into()])?;
+            Ok(failures.into_iter().next().unwrap_or_default())
+        })
+    }
+}

@@ -1,0 +1,138 @@
+//! Rules as users define them.
+
+use super::Catalog;
+use crate::error::TtlError;
+use crate::pg::spi;
+use crate::rule::{IndexMethod, Options, Ttl};
+use pgrx::datum::{DatumWithOid, Interval};
+use pgrx::pg_sys::Oid;
+
+/// A rule as the catalog has it.
+pub struct StoredRule {
+    pub id: i64,
+    pub options: Options,
+    pub index: Option<RuleIndex>,
+}
+
+/// The index of a rule.
+pub struct RuleIndex {
+    pub name: String,
+    /// `None` before it is looked up, or when it is gone.
+    pub oid: Option<Oid>,
+    pub made_by_us: bool,
+}
+
+/// What a registration writes.
+pub struct Definition<'a> {
+    pub options: &'a Options,
+    /// The names of the columns the filter reads.
+    pub filter_columns: Vec<String>,
+    pub index: Option<&'a RuleIndex>,
+}
+
+/// What [`options`] reads of `ttl_index_table t`.
+pub(super) const OPTIONS: &str =
+    "t.expire_after, t.batch_size, t.soft_delete_column, t.filter, t.time_zone, t.index_method";
+
+const DEFINITION: &str = "expire_after, batch_size, soft_delete_column, filter, filter_columns, time_zone, \
+                          index_method, index_name, index_created_by_extension";
+const VALUES: &str = "$1 + $2, $3, $4, $5, $6, $7, $8, $9, $10";
+
+impl Definition<'_> {
+    /// The values for [`DEFINITION`]. An interval of mixed signs is the sum of two that are not.
+    fn values(&self) -> Vec<DatumWithOid<'_>> {
+        let Options { expire_after, batch_size, soft_delete_column, filter, time_zone, index_method } = self.options;
+        let (months, days, micros) = expire_after.fields();
+        vec![
+            Interval::new(months, 0, 0).ok().into(),
+            Interval::new(0, days, micros).ok().into(),
+            (*batch_size).into(),
+            soft_delete_column.as_deref().into(),
+            filter.as_deref().into(),
+            self.filter_columns.clone().into(),
+            time_zone.as_str().into(),
+            index_method.to_string().into(),
+            self.index.map(|index| index.name.as_str()).into(),
+            self.index.is_some_and(|index| index.made_by_us).into(),
+        ]
+    }
+}
+
+impl Catalog {
+    /// The rule on a column, locked until the transaction ends.
+    pub fn find(&self, relid: Oid, attnum: i16) -> Result<Option<StoredRule>, TtlError> {
+        let sql = format!(
+            "SELECT t.id, {OPTIONS}, t.index_name, t.index_created_by_extension,
+                    {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name)
+             FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+             WHERE b.relid = $1 AND b.attnum = $2
+             FOR UPDATE OF t",
+            schema = self.schema
+        );
+        let rows =
+            self.with_rights(|| spi::query(&sql, &[relid.into(), attnum.into()], |row| Ok(stored_rule(&row))))?;
+        rows.into_iter().next().transpose()
+    }
+
+    pub fn insert(&self, schema: &str, table: &str, column: &str, definition: &Definition<'_>) -> Result<(), TtlError> {
+        let sql = format!(
+            "INSERT INTO {}.ttl_index_table (schema_name, table_name, column_name, {DEFINITION})
+             VALUES ($11, $12, $13, {VALUES})",
+            self.schema
+        );
+        let mut values = definition.values();
+        values.extend([schema.into(), table.into(), column.into()]);
+        self.with_rights(|| spi::execute(&sql, &values)).map(|_| ())
+    }
+
+    /// Redefines a rule. Statistics and a pause stay; a fault of the old definition is forgotten.
+    pub fn update(&self, id: i64, definition: &Definition<'_>) -> Result<(), TtlError> {
+        let sql = format!(
+            "UPDATE {}.ttl_index_table
+             SET ({DEFINITION}) = ROW ({VALUES}),
+                 last_error = NULL, last_error_code = NULL, last_error_at = NULL, consecutive_failures = 0, retry_at = NULL
+             WHERE id = $11",
+            self.schema
+        );
+        let mut values = definition.values();
+        values.push(id.into());
+        self.with_rights(|| spi::execute(&sql, &values)).map(|_| ())
+    }
+
+    pub fn remove(&self, id: i64) -> Result<(), TtlError> {
+        let sql = format!("DELETE FROM {}.ttl_index_table WHERE id = $1", self.schema);
+        self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
+    }
+
+    /// Pauses or resumes the rule on a column, or every rule of the table; tells how many changed.
+    pub fn set_active(&self, relid: Oid, attnum: Option<i16>, active: bool) -> Result<i32, TtlError> {
+        let sql = format!(
+            "UPDATE {schema}.ttl_index_table t SET active = $3
+             FROM {schema}.ttl_binding b
+             WHERE b.rule_id = t.id AND b.relid = $1 AND b.attnum = coalesce($2, b.attnum) AND t.active <> $3",
+            schema = self.schema
+        );
+        let changed = self.with_rights(|| spi::execute(&sql, &[relid.into(), attnum.into(), active.into()]))?;
+        Ok(i32::try_from(changed).unwrap_or(i32::MAX))
+    }
+}
+
+fn stored_rule(row: &spi::Row<'_>) -> Result<StoredRule, TtlError> {
+    let made_by_us = row.get(9)?.unwrap_or_default();
+    let oid = row.get(10)?;
+    let index = row.get(8)?.map(|name| RuleIndex { name, oid, made_by_us });
+    Ok(StoredRule { id: row.get(1)?.unwrap_or_default(), options: options(row, 2)?, index })
+}
+
+/// The columns [`OPTIONS`] of a row, from ordinal `first` on.
+pub(super) fn options(row: &spi::Row<'_>, first: usize) -> Result<Options, TtlError> {
+    let expire_after = row.get::<Interval>(first)?.map_or((0, 0, 0), |i| (i.months(), i.days(), i.micros()));
+    Ok(Options {
+        expire_after: Ttl::new(expire_after.0, expire_after.1, expire_after.2)?,
+        batch_size: row.get(first + 1)?,
+        soft_delete_column: row.get(first + 2)?,
+        filter: row.get(first + 3)?,
+        time_zone: row.get(first + 4)?.unwrap_or_default(),
+        index_method: IndexMethod::parse(&row.get::<String>(first + 5)?.unwrap_or_default())?,
+    })
+}

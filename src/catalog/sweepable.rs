@@ -1,0 +1,216 @@
+//! Rules as a sweep needs them: names looked up in the system catalogs, by the binding.
+
+use super::{Catalog, rules};
+use crate::error::TtlError;
+use crate::pg::transaction::Failure;
+use crate::pg::{access, spi};
+use crate::rule::{Mark, Options, Source};
+use pgrx::PgSqlErrorCode;
+use pgrx::datum::DatumWithOid;
+use pgrx::pg_sys::Oid;
+use pgrx::spi::{quote_identifier, quote_qualified_identifier};
+use std::fmt;
+
+/// First key of the advisory lock that a sweeper of a rule holds; the second is the rule's id.
+pub const ADVISORY_LOCK_CLASS: i32 = 0x7474_6c00;
+
+/// Whether a sweep may go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    Held,
+    /// Another session is sweeping the rule.
+    Busy,
+    /// The rule was changed, paused or dropped.
+    Changed,
+}
+
+/// A rule, ready to be swept.
+pub struct Rule {
+    pub id: i64,
+    /// Counts the changes of its definition.
+    pub version: i64,
+    pub relid: Oid,
+    pub owner: Oid,
+    /// For people: `schema.table`, quoted where needed.
+    pub table: String,
+    /// The TTL column, quoted.
+    pub column: String,
+    pub attnum: i16,
+    pub source: Source,
+    /// The soft delete column, quoted, and what is put into it.
+    pub mark: Option<(String, Mark)>,
+    pub options: Options,
+    /// Whether rows may be in other relations below this one.
+    pub has_children: bool,
+    /// Whether it has not failed so lately that it should rest.
+    pub is_due: bool,
+    /// What the last sweep left behind.
+    pub blocked_rows: i64,
+    pub locked_rows: i64,
+    pub skipped_parts: Option<String>,
+    /// SQLSTATE and message.
+    pub last_error: Option<String>,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "column {} of table {}", self.column, self.table)
+    }
+}
+
+/// A rule that cannot be swept, and why.
+pub struct Broken {
+    pub rule_id: i64,
+    pub failure: Failure,
+    pub is_due: bool,
+    /// Whether this was its last error already.
+    pub is_known: bool,
+}
+
+impl Catalog {
+    /// The active rules on one table, or on all tables that the current role may rule. A rule that cannot be swept comes
+    /// with the reason.
+    pub fn active_rules(&self, relid: Option<Oid>) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
+        let condition = "t.active AND b.relid = coalesce($1, b.relid) AND pg_has_role($2, c.relowner, 'USAGE')";
+        self.rules_where(condition, &[relid.into(), access::current_role().into()])
+    }
+
+    /// A rule that the current role may see, active or not.
+    pub fn visible_rule(&self, id: i64) -> Result<Option<Rule>, TtlError> {
+        if !self.visible_rules()?.contains(&id) {
+            return Ok(None);
+        }
+        let rules = self.rules_where("t.id = $1", &[id.into()])?;
+        Ok(rules.into_iter().find_map(Result::ok))
+    }
+
+    /// The rules that the current role may see: row-level security decides.
+    pub fn visible_rules(&self) -> Result<Vec<i64>, TtlError> {
+        let sql = format!("SELECT id FROM {}.ttl_index_table", self.schema);
+        spi::read(&sql, &[], |row| Ok(row.get(1)?.unwrap_or_default()))
+    }
+
+    fn rules_where(&self, condition: &str, args: &[DatumWithOid<'_>]) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
+        let sql = format!(
+            "SELECT t.id, {options}, b.relid, c.relowner, n.nspname::text, c.relname::text, a.attname::text, b.attnum,
+                    a.atttypid, mark.attname::text, mark.atttypid, c.relkind = 'p' OR c.relhassubclass, coalesce(t.retry_at <= now(), true),
+                    t.blocked_rows, t.locked_rows,
+                    t.soft_delete_column IS DISTINCT FROM mark.attname
+                    OR {schema}.ttl_attnums(b.relid, t.filter_columns) IS DISTINCT FROM b.filter_attnums,
+                    coalesce(t.last_error, 'a column that the rule needs is not there any more'), t.version,
+                t.skipped_parts, t.last_error_code || ': ' || t.last_error
+             FROM {schema}.ttl_index_table t
+             JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+             JOIN pg_class c ON c.oid = b.relid
+             JOIN pg_namespace n ON n.oid = c.relnamespace
+             JOIN pg_attribute a ON a.attrelid = b.relid AND a.attnum = b.attnum AND NOT a.attisdropped
+             LEFT JOIN pg_attribute mark
+                    ON mark.attrelid = b.relid AND mark.attnum = b.soft_delete_attnum AND NOT mark.attisdropped
+             WHERE {condition}
+             ORDER BY t.id",
+            options = rules::OPTIONS,
+            schema = self.schema
+        );
+        self.with_rights(|| {
+            spi::read(&sql, args, |row| {
+                let id = row.get(1)?.unwrap_or_default();
+                let (is_due, last_error) = (row.get(18)?.unwrap_or_default(), row.get::<String>(25)?);
+                Ok(rule(id, &row).map_err(|failure| {
+                    let is_known = last_error == Some(failure.to_string());
+                    Broken { rule_id: id, failure, is_due, is_known }
+                }))
+            })
+        })
+    }
+
+    /// Whether workers sweep this database.
+    pub fn is_sweeping_on(&self) -> Result<bool, TtlError> {
+        let sql = format!("SELECT NOT EXISTS (SELECT FROM {}.ttl_worker_off)", self.schema);
+        let on = self.with_rights(|| spi::read(&sql, &[], |row| row.get(1)))?;
+        Ok(on == [Some(true)])
+    }
+
+    /// Switches that on or off; tells whether it was not so before.
+    pub fn set_sweeping(&self, on: bool) -> Result<bool, TtlError> {
+        let sql = if on {
+            format!("DELETE FROM {}.ttl_worker_off", self.schema)
+        } else {
+            format!("INSERT INTO {}.ttl_worker_off DEFAULT VALUES ON CONFLICT DO NOTHING", self.schema)
+        };
+        Ok(self.with_rights(|| spi::execute(&sql, &[]))? > 0)
+    }
+
+    /// Whether a worker is in this database, as the server sees it.
+    pub fn has_worker(&self) -> Result<bool, TtlError> {
+        let sql = format!(
+            "SELECT EXISTS (SELECT FROM {}.ttl_worker_status() WHERE database_name = current_database())",
+            self.schema
+        );
+        Ok(spi::read(&sql, &[], |row| row.get(1))? == [Some(true)])
+    }
+
+    /// Makes the current transaction the one sweeper of a rule until it ends, if no other is and the rule is still the
+    /// one that was loaded.
+    pub fn claim(&self, rule: &Rule) -> Result<Claim, TtlError> {
+        // The version is read after the lock is held: a change that committed before is seen, and one that comes later
+        // orders itself after this batch.
+        let sql = format!(
+            "SELECT pg_try_advisory_xact_lock($2, ($1 % 2147483648)::integer),
+                    (SELECT t.version FROM {}.ttl_index_table t WHERE t.id = $1 AND t.active) = $3",
+            self.schema
+        );
+        let args = [rule.id.into(), ADVISORY_LOCK_CLASS.into(), rule.version.into()];
+        let claim = self.with_rights(|| {
+            spi::read(&sql, &args, |row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default())))
+        })?;
+        Ok(match claim[..] {
+            [(true, true)] => Claim::Held,
+            [(true, false)] => Claim::Changed,
+            _ => Claim::Busy,
+        })
+    }
+}
+
+fn rule(id: i64, row: &spi::Row<'_>) -> Result<Rule, Failure> {
+    let read = || -> Result<Result<Rule, Failure>, TtlError> {
+        let text = |ordinal| Ok::<String, TtlError>(row.get(ordinal)?.unwrap_or_default());
+        let undefined = |message| Err(Failure { code: PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN, message });
+        if row.get(21)?.unwrap_or(true) {
+            return Ok(undefined(text(22)?));
+        }
+        let column = text(12)?;
+        let type_oid = access::base_type(row.get(14)?.unwrap_or_default());
+        let Some(source) = Source::of_type(type_oid.to_u32()) else {
+            return Ok(Err(Failure {
+                code: PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH,
+                message: format!("column \"{column}\" has a type that cannot expire"),
+            }));
+        };
+        let mark = match (row.get::<String>(15)?, row.get::<Oid>(16)?) {
+            (Some(name), Some(type_oid)) => match Mark::of_type(access::base_type(type_oid).to_u32()) {
+                Some(mark) => Some((quote_identifier(&name), mark)),
+                None => return Ok(undefined(format!("column \"{name}\" cannot mark a row as deleted any more"))),
+            },
+            _ => None,
+        };
+        Ok(Ok(Rule {
+            id,
+            version: row.get(23)?.unwrap_or_default(),
+            relid: row.get(8)?.unwrap_or_default(),
+            owner: row.get(9)?.unwrap_or_default(),
+            table: quote_qualified_identifier(text(10)?, text(11)?),
+            column: quote_identifier(&column),
+            attnum: row.get(13)?.unwrap_or_default(),
+            source,
+            mark,
+            options: rules::options(row, 2)?,
+            has_children: row.get(17)?.unwrap_or_default(),
+            is_due: row.get(18)?.unwrap_or_default(),
+            blocked_rows: row.get(19)?.unwrap_or_default(),
+            locked_rows: row.get(20)?.unwrap_or_default(),
+            skipped_parts: row.get(24)?,
+            last_error: row.get(25)?,
+        }))
+    };
+    read().map_err(Failure::from)?
+}

@@ -1,0 +1,210 @@
+//! Shared memory: which processes sweep, and how far they are. There is some only if the library was preloaded.
+
+use once_cell::sync::OnceCell;
+use pgrx::pg_sys::{self, Oid};
+use pgrx::prelude::*;
+use pgrx::{PGRXSharedMemory, PgLwLock, pg_shmem_init};
+
+const SLOTS: usize = 128;
+
+/// What a process with a slot is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// The one worker that decides when the rules of its database are swept.
+    #[default]
+    Database,
+    /// A worker for one rule.
+    Helper,
+    /// A session in which a user asked for a sweep.
+    Session,
+}
+
+/// A sweep under way.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    pub rule_id: i64,
+    /// The leaf at hand.
+    pub relid: u32,
+    pub rows: i64,
+    pub batches: i64,
+    /// Expired rows at the start, as the planner guessed; 0 if it did not.
+    pub estimate: i64,
+    pub started_at: i64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Slot {
+    pub pid: i32,
+    pub database: u32,
+    pub role: Role,
+    /// Somebody changed a rule: do not wait for the next pass.
+    woken: bool,
+    /// When the next pass is due.
+    pub next_pass: i64,
+    pub progress: Option<Progress>,
+}
+
+#[derive(Clone, Copy)]
+struct Board {
+    launcher: i32,
+    launcher_woken: bool,
+    slots: [Slot; SLOTS],
+}
+
+impl Default for Board {
+    fn default() -> Self {
+        Self { launcher: 0, launcher_woken: false, slots: [Slot::default(); SLOTS] }
+    }
+}
+
+// SAFETY: plain data without pointers.
+unsafe impl PGRXSharedMemory for Board {}
+
+// SAFETY: the name is unique to this lock.
+static BOARD: PgLwLock<Board> = unsafe { PgLwLock::new(c"pg_ttl_index") };
+static PRELOADED: OnceCell<()> = OnceCell::new();
+/// Set once this process has arranged to clear its slot when it exits.
+static LEAVING: OnceCell<()> = OnceCell::new();
+
+/// Asks for the shared memory. To be called while the server preloads libraries.
+pub fn init() {
+    pg_shmem_init!(BOARD);
+    let _ = PRELOADED.set(());
+}
+
+pub fn is_preloaded() -> bool {
+    PRELOADED.get().is_some()
+}
+
+/// Takes a slot for this process until it exits. `None` if there is a worker of this role for the database already, or
+/// no slot is free; `Some` without shared memory too.
+pub fn take_slot(role: Role) -> Option<()> {
+    if !is_preloaded() {
+        return Some(());
+    }
+    // SAFETY: backend-local values, set for every process that has a database.
+    let (pid, database) = unsafe { (pg_sys::MyProcPid, pg_sys::MyDatabaseId.to_u32()) };
+    let mut board = BOARD.exclusive();
+    if role == Role::Database
+        && board.slots.iter().any(|slot| slot.pid != 0 && slot.database == database && slot.role == role)
+    {
+        return None;
+    }
+    if !board.slots.iter().any(|slot| slot.pid == pid) {
+        let free = board.slots.iter_mut().find(|slot| slot.pid == 0)?;
+        *free = Slot { pid, database, role, ..Slot::default() };
+        drop(board);
+        // SAFETY: the callback takes no argument and touches shared memory that outlives every process. It also runs
+        // when the process is told to die; when it is killed, the server starts over with a new board.
+        LEAVING.get_or_init(|| unsafe { pg_sys::before_shmem_exit(Some(leave), pg_sys::Datum::from(0)) });
+    }
+    Some(())
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn leave(_code: i32, _argument: pg_sys::Datum) {
+    // SAFETY: a backend-local value.
+    let pid = unsafe { pg_sys::MyProcPid };
+    let mut board = BOARD.exclusive();
+    if board.launcher == pid {
+        board.launcher = 0;
+    }
+    for slot in board.slots.iter_mut().filter(|slot| slot.pid == pid) {
+        *slot = Slot::default();
+    }
+}
+
+/// Makes this process the launcher.
+pub fn take_launcher() {
+    // SAFETY: as in `take_slot`.
+    unsafe {
+        BOARD.exclusive().launcher = pg_sys::MyProcPid;
+        pg_sys::before_shmem_exit(Some(leave), pg_sys::Datum::from(0));
+    }
+}
+
+fn with_own_slot<T>(change: impl FnOnce(&mut Slot) -> T) -> Option<T> {
+    is_preloaded().then_some(())?;
+    // SAFETY: a backend-local value.
+    let pid = unsafe { pg_sys::MyProcPid };
+    BOARD.exclusive().slots.iter_mut().find(|slot| slot.pid == pid).map(change)
+}
+
+pub fn report(progress: Option<Progress>) {
+    with_own_slot(|slot| slot.progress = progress);
+}
+
+/// Takes a slot for a sweep in a user's session; it is given back by [`leave_session`], or when the transaction fails.
+pub fn enter_session() {
+    if is_preloaded() && take_slot(Role::Session).is_some() {
+        pgrx::register_xact_callback(pgrx::PgXactCallbackEvent::Abort, leave_session);
+    }
+}
+
+pub fn leave_session() {
+    with_own_slot(|slot| {
+        if slot.role == Role::Session {
+            *slot = Slot::default();
+        }
+    });
+}
+
+pub fn report_next_pass(at: i64) {
+    with_own_slot(|slot| slot.next_pass = at);
+}
+
+/// Whether somebody woke this process since the last call.
+pub fn take_wakeup() -> bool {
+    with_own_slot(|slot| std::mem::take(&mut slot.woken)).unwrap_or_default()
+}
+
+/// Whether somebody woke the launcher since the last call.
+pub fn take_launcher_wakeup() -> bool {
+    std::mem::take(&mut BOARD.exclusive().launcher_woken)
+}
+
+/// The slots in use.
+pub fn slots() -> Vec<Slot> {
+    if !is_preloaded() {
+        return Vec::new();
+    }
+    BOARD.share().slots.iter().filter(|slot| slot.pid != 0).copied().collect()
+}
+
+pub fn has_worker(database: Oid) -> bool {
+    slots().iter().any(|slot| slot.database == database.to_u32() && slot.role == Role::Database)
+}
+
+/// Wakes the worker of this database, or else the launcher, which then starts one.
+pub fn wake() {
+    if !is_preloaded() {
+        return;
+    }
+    // SAFETY: a backend-local value.
+    let database = unsafe { pg_sys::MyDatabaseId.to_u32() };
+    let pid = {
+        let mut board = BOARD.exclusive();
+        let worker = board
+            .slots
+            .iter_mut()
+            .find(|slot| slot.pid != 0 && slot.database == database && slot.role == Role::Database);
+        match worker {
+            Some(slot) => {
+                slot.woken = true;
+                slot.pid
+            }
+            None => {
+                board.launcher_woken = true;
+                board.launcher
+            }
+        }
+    };
+    // SAFETY: a process entry stays in place when its process exits; setting the latch of another that took it over
+    // does no harm.
+    unsafe {
+        let process = if pid == 0 { std::ptr::null_mut() } else { pg_sys::BackendPidGetProc(pid) };
+        if !process.is_null() {
+            pg_sys::SetLatch(&mut (*process).procLatch);
+        }
+    }
+}

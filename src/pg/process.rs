@@ -1,0 +1,155 @@
+//! The process we are: waiting, interrupts, what others see of us.
+
+use pgrx::bgworkers::{BackgroundWorker, SignalWakeFlags};
+use pgrx::pg_sys;
+use std::ffi::CString;
+use std::time::Duration;
+
+/// Waits until the time is over or somebody sets our latch. Cancel and shutdown take effect.
+pub fn rest(duration: Duration) {
+    let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+    let millis = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
+    // SAFETY: MyLatch is ours, and waiting on it is allowed anywhere an interrupt is.
+    unsafe {
+        pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, millis as _, pg_sys::PG_WAIT_EXTENSION);
+        pg_sys::ResetLatch(pg_sys::MyLatch);
+    }
+    check_for_interrupts();
+}
+
+pub fn check_for_interrupts() {
+    pg_sys::check_for_interrupts!();
+}
+
+/// Like [`rest`], for a worker between two transactions: a cancel that comes while it does nothing is forgotten.
+pub fn idle(duration: Duration) {
+    // SAFETY: a flag that only our own signal handler sets.
+    unsafe { pg_sys::QueryCancelPending = 0 };
+    rest(duration);
+}
+
+/// What `pg_stat_activity` says of this process.
+pub fn report_activity(query: Option<&str>) {
+    let text = query.and_then(|query| CString::new(query).ok());
+    // SAFETY: the text is copied.
+    unsafe {
+        match &text {
+            Some(text) => pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, text.as_ptr()),
+            None => pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_IDLE, std::ptr::null()),
+        }
+    }
+}
+
+unsafe extern "C-unwind" {
+    /// PostgreSQL's own handler: it ends the process at the next interrupt check, inside a statement too.
+    fn die(signal: i32);
+}
+
+/// Handles signals as a background worker should, and reads the configuration as it is now.
+pub fn attach_signal_handlers() {
+    BackgroundWorker::attach_signal_handlers(SignalWakeFlags::SIGHUP);
+    // SAFETY: `die` is a signal handler.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        pg_sys::pqsignal(pg_sys::SIGTERM as i32, Some(die));
+        #[cfg(feature = "pg18")]
+        pg_sys::pqsignal_be(pg_sys::SIGTERM as i32, Some(die));
+    }
+}
+
+/// Reads the configuration again if the server was told to.
+pub fn reload_configuration() {
+    if BackgroundWorker::sighup_received() {
+        // SAFETY: outside a transaction or between two statements, as every backend does it.
+        unsafe { pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP) };
+    }
+}
+
+/// Settings that `ALTER DATABASE` or `ALTER ROLE` may have changed, and that decide whether a transaction can sweep.
+pub fn pin_worker_settings() {
+    for (name, value) in [
+        (c"application_name", c"pg_ttl_index worker"),
+        (c"default_transaction_read_only", c"off"),
+        (c"default_transaction_isolation", c"read committed"),
+        (c"default_transaction_deferrable", c"off"),
+        (c"statement_timeout", c"0"),
+        (c"idle_in_transaction_session_timeout", c"0"),
+        (c"session_replication_role", c"origin"),
+        (c"search_path", c"pg_catalog, pg_temp"),
+        (c"plan_cache_mode", c"auto"),
+    ] {
+        // SAFETY: names and values are C strings.
+        unsafe {
+            pg_sys::SetConfigOption(
+                name.as_ptr(),
+                value.as_ptr(),
+                pg_sys::GucContext::PGC_SUSET,
+                pg_sys::GucSource::PGC_S_SESSION,
+            );
+        }
+    }
+}
+
+/// Whether somebody is about to drop, rename or copy the database we are connected to. To be called in a transaction.
+pub fn is_database_wanted() -> bool {
+    // SAFETY: the lock tag is that of our database; the lock conflicts with what those commands hold, is not waited
+    // for, and is released with the transaction.
+    unsafe {
+        let tag = pg_sys::LOCKTAG {
+            locktag_field1: 0,
+            locktag_field2: pg_sys::DatabaseRelationId.to_u32(),
+            locktag_field3: pg_sys::MyDatabaseId.to_u32(),
+            locktag_field4: 0,
+            locktag_type: pg_sys::LockTagType::LOCKTAG_OBJECT as u8,
+            locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
+        };
+        let mode = pg_sys::RowExclusiveLock as pg_sys::LOCKMODE;
+        pg_sys::LockAcquire(&tag, mode, false, true) == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+    }
+}
+
+/// Whether this database has the extension. To be called in a transaction.
+pub fn has_extension() -> bool {
+    // SAFETY: a catalog lookup.
+    unsafe { pg_sys::get_extension_oid(c"pg_ttl_index".as_ptr(), true) != pg_sys::InvalidOid }
+}
+
+/// The databases one can connect to and that are no templates. Works without a database connection, in a transaction.
+pub fn databases() -> Vec<pg_sys::Oid> {
+    let mut found = Vec::new();
+    // SAFETY: a scan of a shared catalog, as the autovacuum launcher does it.
+    unsafe {
+        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        let relation = pg_sys::table_open(pg_sys::DatabaseRelationId, lock);
+        let scan = pg_sys::table_beginscan_catalog(relation, 0, std::ptr::null_mut());
+        loop {
+            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
+            if tuple.is_null() {
+                break;
+            }
+            let database = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_database>();
+            if database.datallowconn && !database.datistemplate {
+                found.push(database.oid);
+            }
+        }
+        pg_sys::table_endscan(scan);
+        pg_sys::table_close(relation, lock);
+    }
+    found
+}
+
+/// The database we are connected to.
+pub fn current_database() -> pg_sys::Oid {
+    // SAFETY: a backend-local value.
+    unsafe { pg_sys::MyDatabaseId }
+}
+
+pub fn pid() -> i32 {
+    // SAFETY: a backend-local value.
+    unsafe { pg_sys::MyProcPid }
+}
+
+/// Calls `then` once the transaction has committed.
+pub fn at_commit(then: fn()) {
+    pgrx::register_xact_callback(pgrx::PgXactCallbackEvent::Commit, then);
+}

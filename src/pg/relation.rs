@@ -1,0 +1,48 @@
+//! A relation's present shape, and locks on it.
+
+use pgrx::pg_sys;
+use std::ffi::CStr;
+
+/// What a statement prepared for a relation relies on: if any of it changes, names in the statement may mean
+/// something else.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shape {
+    namespace: pg_sys::Oid,
+    name: String,
+    owner: pg_sys::Oid,
+    columns: Vec<(i16, String, pg_sys::Oid)>,
+}
+
+/// How a relation is going to be used.
+#[derive(Clone, Copy, Debug)]
+pub enum Lock {
+    Read,
+    Change,
+}
+
+/// Locks the relation until the transaction ends, waiting no longer than `lock_timeout`, and describes it. `None` if it
+/// is not there any more.
+pub fn lock(relid: pg_sys::Oid, lock: Lock) -> Option<Shape> {
+    let mode = match lock {
+        Lock::Read => pg_sys::AccessShareLock,
+        Lock::Change => pg_sys::RowExclusiveLock,
+    };
+    // SAFETY: an open relation's form and descriptor are valid; it is closed again, and the lock stays.
+    unsafe {
+        let relation = pg_sys::try_relation_open(relid, mode as pg_sys::LOCKMODE);
+        if relation.is_null() {
+            return None;
+        }
+        let form = &*(*relation).rd_rel;
+        let text = |name: &pg_sys::NameData| CStr::from_ptr(name.data.as_ptr()).to_string_lossy().into_owned();
+        let attributes = pgrx::PgTupleDesc::from_pg_copy((*relation).rd_att);
+        let columns = attributes
+            .iter()
+            .filter(|attribute| !attribute.attisdropped)
+            .map(|attribute| (attribute.attnum, text(&attribute.attname), attribute.atttypid))
+            .collect();
+        let shape = Shape { namespace: form.relnamespace, name: text(&form.relname), owner: form.relowner, columns };
+        pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
+        Some(shape)
+    }
+}

@@ -1,0 +1,146 @@
+//! Work that fails alone.
+
+use crate::error::TtlError;
+use pgrx::pg_sys::panic::{CaughtError, ErrorReport};
+use pgrx::{PgSqlErrorCode, PgTryBuilder, function_name, pg_sys};
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::ptr;
+
+/// Why an attempt came to nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Failure {
+    pub code: PgSqlErrorCode,
+    pub message: String,
+}
+
+impl Failure {
+    /// The five characters of the SQLSTATE.
+    pub fn sqlstate(&self) -> String {
+        let code = self.code as i32;
+        (0..5).map(|position| char::from((((code >> (6 * position)) & 0x3f) as u8) + b'0')).collect()
+    }
+
+    /// Somebody wants the whole operation to end, not this attempt alone.
+    pub fn is_cancel(&self) -> bool {
+        self.code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.sqlstate(), self.message)
+    }
+}
+
+impl From<TtlError> for Failure {
+    fn from(error: TtlError) -> Self {
+        Self { code: error.code(), message: error.to_string() }
+    }
+}
+
+impl From<Failure> for ErrorReport {
+    fn from(failure: Failure) -> Self {
+        ErrorReport::new(failure.code, failure.message, function_name!())
+    }
+}
+
+/// What an attempt is made in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// A transaction of its own, in a background worker.
+    Transaction,
+    /// A part of the caller's transaction.
+    Subtransaction,
+    /// A part of the caller's transaction, which is then committed, in a procedure that was called outside a
+    /// transaction block.
+    Procedure,
+}
+
+impl Scope {
+    /// Does the work or nothing of it.
+    pub fn attempt<T>(self, work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
+        match self {
+            Self::Transaction => transaction(work),
+            Self::Subtransaction => subtransaction(work),
+            Self::Procedure => {
+                let result = subtransaction(work);
+                commit_procedure();
+                result
+            }
+        }
+    }
+}
+
+/// Runs `work` in a subtransaction.
+pub fn subtransaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
+    // SAFETY: the same protocol as PL/pgSQL's exception blocks: the memory context and resource owner of before are
+    // put back when the subtransaction ends.
+    unsafe {
+        let (context, owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
+        pg_sys::BeginInternalSubTransaction(ptr::null());
+        pg_sys::MemoryContextSwitchTo(context);
+        let result = catch(work);
+        match result {
+            Ok(_) => pg_sys::ReleaseCurrentSubTransaction(),
+            Err(_) => pg_sys::RollbackAndReleaseCurrentSubTransaction(),
+        }
+        pg_sys::MemoryContextSwitchTo(context);
+        pg_sys::CurrentResourceOwner = owner;
+        if let Err(failure) = &result
+            && failure.is_cancel()
+        {
+            ErrorReport::from(failure.clone()).report(pgrx::PgLogLevel::ERROR);
+        }
+        result
+    }
+}
+
+/// Runs `work` in a transaction of its own. Only for background workers, outside a transaction.
+fn transaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
+    // SAFETY: the protocol of a background worker; an error anywhere, in the commit too, ends in the abort below.
+    unsafe {
+        pg_sys::SetCurrentStatementStartTimestamp();
+        pg_sys::StartTransactionCommand();
+        let result = catch(|| {
+            pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+            let done = work()?;
+            pg_sys::PopActiveSnapshot();
+            pg_sys::CommitTransactionCommand();
+            Ok(done)
+        });
+        if result.is_err() {
+            pg_sys::AbortCurrentTransaction();
+        }
+        pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+        // Autovacuum goes by these counts.
+        pg_sys::pgstat_report_stat(true);
+        result
+    }
+}
+
+/// Commits, and begins the next transaction.
+fn commit_procedure() {
+    // SAFETY: the procedure connected to SPI as non-atomic, and no subtransaction is open.
+    unsafe {
+        pg_sys::SPI_commit();
+        pg_sys::SPI_start_transaction();
+    }
+}
+
+fn catch<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
+    let work = AssertUnwindSafe(work);
+    PgTryBuilder::new(move || {
+        let work = work;
+        (work.0)().map_err(Failure::from)
+    })
+    .catch_others(|error| match error {
+        CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => {
+            Err(Failure { code: report.sql_error_code(), message: report.message().into() })
+        }
+        CaughtError::RustPanic { ereport, .. } => {
+            Err(Failure { code: PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, message: ereport.message().into() })
+        }
+    })
+    .execute()
+}

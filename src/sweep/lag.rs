@@ -1,0 +1,28 @@
+//! How late the sweeping of a rule is.
+
+use super::scan::Scan;
+use super::statement::Statements;
+use super::{cutoff, in_sandbox, leaf};
+use crate::catalog::Rule;
+use crate::error::TtlError;
+use crate::pg::spi;
+use pgrx::datum::Interval;
+
+/// How long ago the oldest expired row that is still there expired. `None` if there is none, or no index to tell.
+pub fn of(rule: &Rule) -> Result<Option<Interval>, TtlError> {
+    in_sandbox(rule, || {
+        let (cutoff, _) = cutoff::of(rule)?;
+        let mut queries = Vec::new();
+        for leaf in leaf::find(rule, &cutoff)?.sweepable {
+            let statements = Statements::new(rule, &cutoff, &leaf.name);
+            if Scan::begin(rule, &leaf, statements.clone())?.is_ordered() {
+                queries.push(format!("({})", statements.earliest()));
+            }
+        }
+        if queries.is_empty() {
+            return Ok(None);
+        }
+        let sql = format!("SELECT {cutoff}::timestamptz - least({})::timestamptz", queries.join(", "));
+        Ok(spi::read(&sql, &[], |row| row.get(1))?.into_iter().next().flatten())
+    })
+}

@@ -1,0 +1,97 @@
+//! The physical relations a rule's rows are in. A `ctid` means nothing across them, so each is swept on its own.
+
+use crate::catalog::Rule;
+use crate::error::TtlError;
+use crate::pg::relation::{self, Lock, Shape};
+use crate::pg::spi;
+use pgrx::pg_sys::Oid;
+use std::collections::VecDeque;
+
+/// One relation with rows of its own.
+pub struct Leaf {
+    pub relid: Oid,
+    /// Qualified and quoted.
+    pub name: String,
+    /// The TTL column's attribute number here.
+    pub attnum: i16,
+    /// What it looked like when the statements for it were prepared.
+    shape: Option<Shape>,
+}
+
+pub struct Leaves {
+    pub sweepable: VecDeque<Leaf>,
+    /// Relations that cannot be swept, each with the reason.
+    pub skipped: Vec<String>,
+}
+
+impl Leaf {
+    /// Takes down its present shape. `None` if it is gone.
+    pub fn observe(self) -> Option<Self> {
+        let shape = relation::lock(self.relid, Lock::Read)?;
+        Some(Self { shape: Some(shape), ..self })
+    }
+
+    /// Statements name the relation and its columns, and are planned anew when something changes: were a name to mean
+    /// something else by then, they would remove other rows. So each transaction first takes its lock, and goes on only
+    /// if everything still has the name it had.
+    pub fn is_unchanged_for_reading(&self) -> bool {
+        relation::lock(self.relid, Lock::Read) == self.shape
+    }
+
+    pub fn is_unchanged_for_changing(&self) -> bool {
+        relation::lock(self.relid, Lock::Change) == self.shape
+    }
+}
+
+/// Finds the leaves that can hold rows up to the cutoff. Partitions that cannot, by their lower bound, are not touched.
+pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
+    if !rule.has_children {
+        let leaf = Leaf { relid: rule.relid, name: rule.table.clone(), attnum: rule.attnum, shape: None };
+        return Ok(Leaves { sweepable: VecDeque::from([leaf]), skipped: Vec::new() });
+    }
+    let sql = format!(
+        "WITH RECURSIVE tree (relid, attnum) AS (
+             SELECT $1, $2
+             UNION ALL
+             SELECT i.inhrelid, a.attnum
+             FROM tree
+             JOIN pg_inherits i ON i.inhparent = tree.relid AND NOT i.inhdetachpending
+             JOIN pg_class c ON c.oid = i.inhrelid
+             JOIN pg_attribute parent ON parent.attrelid = tree.relid AND parent.attnum = tree.attnum
+             JOIN pg_attribute a ON a.attrelid = i.inhrelid AND a.attname = parent.attname
+             LEFT JOIN pg_partitioned_table k
+                    ON k.partrelid = tree.relid AND k.partstrat = 'r' AND k.partattrs[0] = tree.attnum
+             WHERE CASE WHEN k.partrelid IS NULL THEN true
+                        ELSE coalesce((regexp_match(pg_get_expr(c.relpartbound, 0),
+                                                    '^FOR VALUES FROM \\(''([^'']*)'''))[1]::{type_name} <= {cutoff}, true)
+                   END)
+         SELECT DISTINCT c.oid, format('%I.%I', n.nspname, c.relname), tree.attnum,
+                CASE WHEN c.relkind = 'f' THEN 'is a foreign table'
+                     WHEN am.amname <> 'heap' THEN format('has access method %s', am.amname)
+                     WHEN c.relowner <> $3 THEN 'has another owner'
+                END
+         FROM tree
+         JOIN pg_class c ON c.oid = tree.relid AND c.relkind <> 'p'
+         JOIN pg_namespace n ON n.oid = c.relnamespace
+         LEFT JOIN pg_am am ON am.oid = c.relam
+         ORDER BY 2",
+        type_name = rule.source.type_name(),
+    );
+    let found = spi::read(&sql, &[rule.relid.into(), rule.attnum.into(), rule.owner.into()], |row| {
+        let leaf = Leaf {
+            relid: row.get(1)?.unwrap_or_default(),
+            name: row.get(2)?.unwrap_or_default(),
+            attnum: row.get(3)?.unwrap_or_default(),
+            shape: None,
+        };
+        Ok((leaf, row.get::<String>(4)?))
+    })?;
+    let mut leaves = Leaves { sweepable: VecDeque::new(), skipped: Vec::new() };
+    for (leaf, obstacle) in found {
+        match obstacle {
+            None => leaves.sweepable.push_back(leaf),
+            Some(obstacle) => leaves.skipped.push(format!("{} {obstacle}", leaf.name)),
+        }
+    }
+    Ok(leaves)
+}

@@ -1,0 +1,85 @@
+//! Sweeps that a user asks for.
+
+use super::{Step, Sweep, record_failure};
+use crate::catalog::{Catalog, Rule, Trigger};
+use crate::guc;
+use crate::pg::transaction::{Failure, Scope};
+use crate::pg::{board, process};
+use pgrx::pg_sys::Oid;
+use pgrx::prelude::*;
+use std::time::{Duration, Instant};
+
+/// How much a manual sweep may do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limits {
+    pub rows: Option<i64>,
+    pub time: Option<Duration>,
+}
+
+/// Sweeps the active rules of one table, or of every table the caller may rule. Returns the rows removed.
+///
+/// An error in a rule of the table that was asked for is the caller's; without one, it is reported and the other rules
+/// go on.
+pub fn sweep(relid: Option<Oid>, trigger: Trigger, scope: Scope, limits: Limits) -> Result<i64, Failure> {
+    let catalog = Catalog::open()?;
+    board::enter_session();
+    let started = Instant::now();
+    let mut total = 0;
+    for rule in catalog.active_rules(relid)? {
+        let left = limits.rows.map_or(i64::MAX, |most| most - total);
+        let time_left = limits.time.map_or(Duration::MAX, |most| most.saturating_sub(started.elapsed()));
+        if left <= 0 || time_left.is_zero() {
+            break;
+        }
+        let id = rule.as_ref().map_or_else(|broken| broken.rule_id, |rule| rule.id);
+        let swept = match rule {
+            Ok(rule) => sweep_rule(rule, trigger, scope, left, time_left),
+            Err(broken) => {
+                if relid.is_none() {
+                    record_failure(&catalog, id, trigger, scope, &broken.failure)?;
+                }
+                Err(broken.failure)
+            }
+        };
+        match swept {
+            Ok(rows) => total += rows,
+            Err(failure) if relid.is_some() => return Err(failure),
+            Err(failure) => warning!("TTL rule {id} failed: {failure}"),
+        }
+    }
+    board::leave_session();
+    Ok(total)
+}
+
+fn sweep_rule(rule: Rule, trigger: Trigger, scope: Scope, most: i64, time: Duration) -> Result<i64, Failure> {
+    let started = Instant::now();
+    let mut reported = started;
+    let name = format!("TTL rule on {rule}");
+    let Some(mut sweep) = Sweep::begin(rule, trigger, scope)? else { return Ok(0) };
+    let end = loop {
+        process::check_for_interrupts();
+        let left = most - sweep.tally.rows;
+        if left <= 0 || started.elapsed() >= time {
+            break Ok(Step::Removed(0));
+        }
+        match sweep.step(usize::try_from(left).unwrap_or(usize::MAX)) {
+            Ok(Step::Removed(_)) => {}
+            end => break end,
+        }
+        if scope == Scope::Procedure {
+            if reported.elapsed() >= Duration::from_secs(1) {
+                reported = Instant::now();
+                notice!("{name}: {} rows removed so far", sweep.tally.rows);
+            }
+            process::rest(guc::batch_delay());
+        }
+    };
+    let rows = sweep.tally.rows;
+    if end == Ok(Step::Busy) {
+        notice!("{name}: another session is sweeping it");
+    } else if scope == Scope::Procedure {
+        notice!("{name}: {rows} rows removed");
+    }
+    sweep.finish(&end)?;
+    end.map(|_| rows)
+}

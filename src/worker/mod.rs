@@ -1,0 +1,12 @@
+//! When to sweep, never how: the launcher, and the workers of each database.
+
+mod database;
+mod helper;
+mod launcher;
+
+pub use database::start as start_database_worker;
+pub use launcher::register as register_launcher;
+
+/// `bgw_type` of every worker, which sessions cannot take on. The same word stands in `sql/workers.sql`.
+const TYPE: &str = "pg_ttl_index worker";
+const LIBRARY: &str = "pg_ttl_index";
