@@ -155,6 +155,7 @@ CREATE TABLE ttl_history_log (
     batches      bigint NOT NULL,
     blocked_rows bigint NOT NULL,
     locked_rows  bigint NOT NULL,
+    wal_bytes    bigint NOT NULL,
     status       text NOT NULL,
     error        text
 );

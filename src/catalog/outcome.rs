@@ -34,6 +34,7 @@ pub struct Outcome<'a> {
     pub batches: i64,
     pub blocked_rows: i64,
     pub locked_rows: i64,
+    pub wal_bytes: i64,
     /// Parts of the table that the sweep could not work on, by name and reason.
     pub skipped: Option<String>,
     /// Why rows are blocked.
@@ -82,8 +83,8 @@ impl Catalog {
         );
         let history = format!(
             "INSERT INTO {schema}.ttl_history_log (rule_id, schema_name, table_name, column_name, trigger, started_at,
-                 finished_at, rows_removed, batches, blocked_rows, locked_rows, status, error)
-             SELECT id, schema_name, table_name, column_name, $2, $3, clock_timestamp(), $4, $5, $6, $7, $8, $9
+                 finished_at, rows_removed, batches, blocked_rows, locked_rows, status, error, wal_bytes)
+             SELECT id, schema_name, table_name, column_name, $2, $3, clock_timestamp(), $4, $5, $6, $7, $8, $9, $10
              FROM {schema}.ttl_index_table WHERE id = $1",
             schema = self.schema
         );
@@ -124,6 +125,7 @@ impl Catalog {
                     outcome.locked_rows.into(),
                     status.into(),
                     text.into(),
+                    outcome.wal_bytes.into(),
                 ],
             )?;
             spi::execute(&prune, &[guc::history_retention().as_secs_f64().into()])?;

@@ -11,10 +11,22 @@ pub fn rest(duration: Duration) {
     let millis = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
     // SAFETY: MyLatch is ours, and waiting on it is allowed anywhere an interrupt is.
     unsafe {
-        pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, millis as _, pg_sys::PG_WAIT_EXTENSION);
+        pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, millis as _, wait_event());
         pg_sys::ResetLatch(pg_sys::MyLatch);
     }
     check_for_interrupts();
+}
+
+/// What `pg_stat_activity` shows as the wait event: a name of our own where the version allows.
+fn wait_event() -> u32 {
+    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    {
+        static EVENT: once_cell::sync::OnceCell<u32> = once_cell::sync::OnceCell::new();
+        // SAFETY: registers a name, once a process.
+        *EVENT.get_or_init(|| unsafe { pg_sys::WaitEventExtensionNew(c"PgTtlIndexRest".as_ptr()) })
+    }
+    #[cfg(not(any(feature = "pg17", feature = "pg18")))]
+    pg_sys::PG_WAIT_EXTENSION
 }
 
 pub fn check_for_interrupts() {
@@ -142,6 +154,12 @@ pub fn databases() -> Vec<pg_sys::Oid> {
 pub fn current_database() -> pg_sys::Oid {
     // SAFETY: a backend-local value.
     unsafe { pg_sys::MyDatabaseId }
+}
+
+/// Bytes of write-ahead log that this process has written.
+pub fn wal_bytes() -> i64 {
+    // SAFETY: a backend-local counter.
+    unsafe { pg_sys::pgWalUsage.wal_bytes as i64 }
 }
 
 pub fn pid() -> i32 {

@@ -13,6 +13,17 @@ pub struct Shape {
     columns: Vec<(i16, String, pg_sys::Oid)>,
 }
 
+impl Shape {
+    pub fn owner(&self) -> pg_sys::Oid {
+        self.owner
+    }
+
+    /// The name of a column.
+    pub fn column(&self, attnum: i16) -> Option<&str> {
+        self.columns.iter().find(|column| column.0 == attnum).map(|column| column.1.as_str())
+    }
+}
+
 /// How a relation is going to be used.
 #[derive(Clone, Copy, Debug)]
 pub enum Lock {

@@ -5,6 +5,7 @@ use crate::error::TtlError;
 use crate::pg::relation::{self, Lock, Shape};
 use crate::pg::spi;
 use pgrx::pg_sys::Oid;
+use pgrx::spi::quote_identifier;
 use std::collections::VecDeque;
 
 /// One relation with rows of its own.
@@ -25,10 +26,11 @@ pub struct Leaves {
 }
 
 impl Leaf {
-    /// Takes down its present shape. `None` if it is gone.
-    pub fn observe(self) -> Option<Self> {
+    /// Takes down its present shape. `None` if it is not what the rule was loaded for any more.
+    pub fn observe(self, rule: &Rule) -> Option<Self> {
         let shape = relation::lock(self.relid, Lock::Read)?;
-        Some(Self { shape: Some(shape), ..self })
+        let is_same = shape.owner() == rule.owner && shape.column(self.attnum).map(quote_identifier)? == rule.column;
+        is_same.then_some(Self { shape: Some(shape), ..self })
     }
 
     /// Statements name the relation and its columns, and are planned anew when something changes: were a name to mean

@@ -33,7 +33,7 @@ pub fn sweep(relid: Option<Oid>, trigger: Trigger, scope: Scope, limits: Limits)
         }
         let id = rule.as_ref().map_or_else(|broken| broken.rule_id, |rule| rule.id);
         let swept = match rule {
-            Ok(rule) => sweep_rule(rule, trigger, scope, left, time_left),
+            Ok(rule) => sweep_rule(&catalog, rule, trigger, scope, left, time_left),
             Err(broken) => {
                 if relid.is_none() {
                     record_failure(&catalog, id, trigger, scope, &broken.failure)?;
@@ -51,11 +51,18 @@ pub fn sweep(relid: Option<Oid>, trigger: Trigger, scope: Scope, limits: Limits)
     Ok(total)
 }
 
-fn sweep_rule(rule: Rule, trigger: Trigger, scope: Scope, most: i64, time: Duration) -> Result<i64, Failure> {
+fn sweep_rule(
+    catalog: &Catalog,
+    rule: Rule,
+    trigger: Trigger,
+    scope: Scope,
+    most: i64,
+    time: Duration,
+) -> Result<i64, Failure> {
     let started = Instant::now();
     let mut reported = started;
     let name = format!("TTL rule on {rule}");
-    let Some(mut sweep) = Sweep::begin(rule, trigger, scope)? else { return Ok(0) };
+    let Some(mut sweep) = Sweep::begin(catalog, rule, trigger, scope)? else { return Ok(0) };
     let end = loop {
         process::check_for_interrupts();
         let left = most - sweep.tally.rows;

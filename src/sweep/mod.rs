@@ -17,7 +17,7 @@ use crate::guc;
 use crate::pg::board::{self, Progress};
 use crate::pg::plan::Tid;
 use crate::pg::transaction::{Failure, Scope};
-use crate::pg::{identity, spi};
+use crate::pg::{identity, process, spi};
 use batch::Remover;
 use leaf::{Leaf, Leaves};
 use pgrx::PgSqlErrorCode;
@@ -38,6 +38,8 @@ pub struct Tally {
     pub blocked_by: Option<Failure>,
     /// Rows that others had locked.
     pub locked: i64,
+    /// What was written to the log for it.
+    pub wal_bytes: i64,
     /// How many rows the planner expects, in the leaves that have more than one harvest.
     pub estimate: i64,
 }
@@ -80,8 +82,8 @@ struct Work {
 impl Sweep {
     /// Fixes the cutoff, and with it what this sweep is going to remove. `None` if the rule has changed since it was
     /// loaded.
-    pub fn begin(rule: Rule, trigger: Trigger, scope: Scope) -> Result<Option<Self>, Failure> {
-        let catalog = scope.attempt(Catalog::open)?;
+    pub fn begin(catalog: &Catalog, rule: Rule, trigger: Trigger, scope: Scope) -> Result<Option<Self>, Failure> {
+        let catalog = catalog.clone();
         let prepared = scope.attempt(|| {
             in_sandbox(&rule, || {
                 let (cutoff, started_at) = cutoff::of(&rule)?;
@@ -102,7 +104,10 @@ impl Sweep {
     /// Removes at most one batch, of at most `limit` rows.
     pub fn step(&mut self, limit: usize) -> Result<Step, Failure> {
         self.report();
-        self.try_step(limit).or_else(|failure| {
+        let wal_before = process::wal_bytes();
+        let step = self.try_step(limit);
+        self.tally.wal_bytes += process::wal_bytes() - wal_before;
+        step.or_else(|failure| {
             // What fails because names have changed under it is no fault of the rule.
             let part_is_gone = self.rule.has_children && failure.code == PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE;
             if part_is_gone || has_changed(&self.catalog, &self.rule, self.scope)? {
@@ -223,6 +228,7 @@ impl Sweep {
                     batches: self.tally.batches,
                     blocked_rows: self.tally.blocked,
                     locked_rows: self.tally.locked,
+                    wal_bytes: self.tally.wal_bytes,
                     skipped,
                     blocked_by: self.tally.blocked_by.as_ref(),
                     failure: end.as_ref().err(),
@@ -255,6 +261,7 @@ pub fn record_failure(
             batches: 0,
             blocked_rows: 0,
             locked_rows: 0,
+            wal_bytes: 0,
             skipped: None,
             blocked_by: None,
             failure: Some(failure),
@@ -263,10 +270,10 @@ pub fn record_failure(
     })
 }
 
-/// Prepares the statements for a leaf. `None` if it is gone.
+/// Looks at a leaf before anything is done to it. `None` if it has changed.
 fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf) -> Result<Option<Work>, TtlError> {
     in_sandbox(rule, || {
-        let Some(leaf) = leaf.observe() else { return Ok(None) };
+        let Some(leaf) = leaf.observe(rule) else { return Ok(None) };
         let statements = Statements::new(rule, cutoff, &leaf.name);
         let scan = Scan::begin(rule, &leaf, statements.clone())?;
         Ok(Some(Work { leaf, scan, statements, remover: None, found: VecDeque::new() }))

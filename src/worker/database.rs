@@ -80,14 +80,14 @@ struct Worker {
 }
 
 enum Job {
-    Due(Box<Rule>),
+    Due(Catalog, Box<Rule>),
     Begun(Box<Sweep>),
 }
 
 impl Job {
     fn rule_id(&self) -> i64 {
         match self {
-            Self::Due(rule) => rule.id,
+            Self::Due(_, rule) => rule.id,
             Self::Begun(sweep) => sweep.rule.id,
         }
     }
@@ -106,19 +106,27 @@ impl Worker {
         self.loaded = Some(Instant::now());
         board::report_next_pass(i64::from(clock_timestamp()) + guc::naptime().as_micros() as i64);
         self.helpers.retain(|_, helper| !matches!(helper.pid(), Err(BackgroundWorkerStatus::Stopped)));
-        let rules = Scope::Transaction.attempt(|| Catalog::open()?.active_rules(None));
-        for rule in rules.unwrap_or_else(|failure| {
-            log!("pg_ttl_index could not read its rules: {}", failure.message);
-            Vec::new()
-        }) {
+        let loaded = Scope::Transaction.attempt(|| {
+            let catalog = Catalog::open()?;
+            let rules = catalog.active_rules(None)?;
+            Ok((catalog, rules))
+        });
+        let (catalog, rules) = match loaded {
+            Ok(loaded) => loaded,
+            Err(failure) => {
+                log!("pg_ttl_index could not read its rules: {failure}");
+                return;
+            }
+        };
+        for rule in rules {
             let id = rule.as_ref().map_or_else(|broken| broken.rule_id, |rule| rule.id);
             if self.helpers.contains_key(&id) || self.queue.iter().any(|job| job.rule_id() == id) {
                 continue;
             }
             match rule {
-                Ok(rule) if rule.is_due => self.queue.push_back(Job::Due(Box::new(rule))),
+                Ok(rule) if rule.is_due => self.queue.push_back(Job::Due(catalog.clone(), Box::new(rule))),
                 Ok(_) => {}
-                Err(broken) if broken.is_due => report_broken(id, &broken.failure, broken.is_known),
+                Err(broken) if broken.is_due => report_broken(&catalog, id, &broken.failure, broken.is_known),
                 Err(_) => {}
             }
         }
@@ -169,13 +177,13 @@ impl Worker {
 fn take_turn(job: Job) -> Option<Box<Sweep>> {
     let mut sweep = match job {
         Job::Begun(sweep) => sweep,
-        Job::Due(rule) => {
+        Job::Due(catalog, rule) => {
             let (id, known_error) = (rule.id, rule.last_error.clone());
-            match Sweep::begin(*rule, Trigger::Worker, Scope::Transaction) {
+            match Sweep::begin(&catalog, *rule, Trigger::Worker, Scope::Transaction) {
                 Ok(Some(sweep)) => Box::new(sweep),
                 Ok(None) => return None,
                 Err(failure) => {
-                    report_broken(id, &failure, known_error.as_deref() == Some(&failure.to_string()));
+                    report_broken(&catalog, id, &failure, known_error.as_deref() == Some(&failure.to_string()));
                     return None;
                 }
             }
@@ -217,14 +225,11 @@ pub fn finish(sweep: Sweep, end: &Result<Step, Failure>) {
 }
 
 /// Records the error of a rule that could not be swept at all, and logs it once.
-pub fn report_broken(rule_id: i64, failure: &Failure, is_known: bool) {
+fn report_broken(catalog: &Catalog, rule_id: i64, failure: &Failure, is_known: bool) {
     if !is_known {
         log!("TTL rule {rule_id} failed: {failure}");
     }
-    let recorded = Scope::Transaction
-        .attempt(Catalog::open)
-        .and_then(|catalog| record_failure(&catalog, rule_id, Trigger::Worker, Scope::Transaction, failure));
-    if let Err(failure) = recorded {
+    if let Err(failure) = record_failure(catalog, rule_id, Trigger::Worker, Scope::Transaction, failure) {
         log!("TTL rule {rule_id}: its failure could not be recorded: {failure}");
     }
 }

@@ -36,10 +36,16 @@ pub extern "C-unwind" fn pg_ttl_index_helper_main(argument: pg_sys::Datum) {
     if !database::may_stay() || board::take_slot(Role::Helper).is_none() {
         return;
     }
-    let rules = Scope::Transaction.attempt(|| Catalog::open()?.active_rules(None)).unwrap_or_default();
+    let Ok((catalog, rules)) = Scope::Transaction.attempt(|| {
+        let catalog = Catalog::open()?;
+        let rules = catalog.active_rules(None)?;
+        Ok((catalog, rules))
+    }) else {
+        return;
+    };
     let Some(rule) = rules.into_iter().flatten().find(|rule| Some(rule.id) == rule_id) else { return };
     process::report_activity(Some(&format!("sweeping {rule}")));
-    let Ok(Some(mut sweep)) = Sweep::begin(rule, Trigger::Worker, Scope::Transaction) else { return };
+    let Ok(Some(mut sweep)) = Sweep::begin(&catalog, rule, Trigger::Worker, Scope::Transaction) else { return };
     let end = loop {
         process::reload_configuration();
         if !guc::enabled() || !database::may_stay() {

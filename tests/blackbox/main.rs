@@ -10,3 +10,4 @@ mod names;
 mod permissions;
 mod registration;
 mod sweep;
+mod worker;

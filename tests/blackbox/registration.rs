@@ -239,10 +239,7 @@ fn registrations_of_one_rule_at_the_same_time_leave_one_rule() {
         other.run("SELECT ttl_create_index('sessions', 'last_seen', 90)");
         other
     });
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
-    while db.get("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'sessions'::regclass") == "0" {
-        assert!(std::time::Instant::now() < deadline, "the second registration did not wait for the first");
-    }
+    db.wait_for("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'sessions'::regclass", "1");
     db.run("COMMIT");
     waiting.join().expect("the second registration");
     assert_eq!(db.get("SELECT count(*), max(expire_after_seconds) FROM ttl_index_table"), "1|90");

@@ -6,16 +6,20 @@ use postgres::{Client, Config, NoTls, SimpleQueryMessage};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// The server that tests share unless they need one of their own.
 static SHARED: Lazy<Arc<Server>> = Lazy::new(|| Arc::new(Server::start(&["shared_preload_libraries=pg_ttl_index"])));
+/// How long a test waits for what should happen soon.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
 /// A database that goes away with its roles at the end of the test. It is its owner's session, a superuser's, too.
 pub struct Database {
     pub name: String,
     pub server: Arc<Server>,
-    session: Session,
+    session: Option<Session>,
     roles: Vec<String>,
 }
 
@@ -51,7 +55,7 @@ impl Database {
         let name = format!("test_{}", COUNTER.fetch_add(1, Ordering::Relaxed));
         Session::connect(server, "postgres", "postgres").run(&format!("CREATE DATABASE {name}"));
         let session = Session::connect(server, &name, "postgres");
-        Self { name, server: Arc::clone(server), session, roles: Vec::new() }
+        Self { name, server: Arc::clone(server), session: Some(session), roles: Vec::new() }
     }
 
     /// A new role, and its full name.
@@ -60,6 +64,11 @@ impl Database {
         self.run(&format!("CREATE ROLE {role} LOGIN; GRANT CREATE, USAGE ON SCHEMA public TO {role}"));
         self.roles.push(role.clone());
         role
+    }
+
+    /// Closes the database's own session, and leaves dropping the database to the test.
+    pub fn release(mut self) {
+        self.session = None;
     }
 
     /// A session as that role.
@@ -77,7 +86,7 @@ impl Default for Database {
 impl Drop for Database {
     fn drop(&mut self) {
         // After a failure the server may be gone, and it goes away soon anyway.
-        if std::thread::panicking() {
+        if std::thread::panicking() || self.session.is_none() {
             return;
         }
         let mut admin = Session::connect(&self.server, "postgres", "postgres");
@@ -92,18 +101,22 @@ impl Deref for Database {
     type Target = Session;
 
     fn deref(&self) -> &Session {
-        &self.session
+        self.session.as_ref().expect("an open session")
     }
 }
 
 impl DerefMut for Database {
     fn deref_mut(&mut self) -> &mut Session {
-        &mut self.session
+        self.session.as_mut().expect("an open session")
     }
 }
 
 impl Session {
     pub fn connect(server: &Server, database: &str, role: &str) -> Self {
+        Self::try_connect(server, database, role).expect("connecting")
+    }
+
+    pub fn try_connect(server: &Server, database: &str, role: &str) -> Result<Self, postgres::Error> {
         let notices = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&notices);
         let client = Config::new()
@@ -113,9 +126,8 @@ impl Session {
             .notice_callback(move |notice| {
                 sink.lock().expect("notices").push(format!("{}: {}", notice.severity(), notice.message()));
             })
-            .connect(NoTls)
-            .expect("connecting");
-        Self { client, notices }
+            .connect(NoTls)?;
+        Ok(Self { client, notices })
     }
 
     /// Runs statements that must succeed.
@@ -128,6 +140,19 @@ impl Session {
     /// The rows of a statement as psql prints them unaligned: `a|b`, one row a line, NULL as nothing.
     pub fn get(&mut self, sql: &str) -> String {
         self.try_get(sql).unwrap_or_else(|error| panic!("{error:?} in: {sql}"))
+    }
+
+    /// Waits until a query has this result.
+    pub fn wait_for(&mut self, sql: &str, expected: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let result = self.get(sql);
+            if result == expected {
+                return;
+            }
+            assert!(Instant::now() < deadline, "waited for {expected:?}, but it stays {result:?}: {sql}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// The error of a statement that must fail.

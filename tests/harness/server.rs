@@ -6,22 +6,23 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Keeps the server running until the pipe to it closes, which it does at the latest when our process ends, however
-/// it ends; then removes all of it, unless PG_TTL_KEEP is set.
+/// it ends; then removes all of it, unless it is to be started again or PG_TTL_KEEP is set.
 const KEEPER: &str = r#"
 dir=$1; shift
 trap : INT TERM
-"$@" </dev/null >"$dir/log" 2>&1 &
+"$@" </dev/null >>"$dir/log" 2>&1 &
 server=$!
 cat >/dev/null
 kill -INT "$server" 2>/dev/null
 wait "$server"
-[ -n "$PG_TTL_KEEP" ] || rm -rf "$dir"
+[ -e "$dir/stopped" ] || [ -n "$PG_TTL_KEEP" ] || rm -rf "$dir"
 "#;
 
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
 pub struct Server {
     directory: PathBuf,
+    settings: Vec<String>,
     keeper: Child,
 }
 
@@ -29,28 +30,49 @@ impl Server {
     /// A new cluster with these settings, reached by a socket in its own directory and by nothing else.
     pub fn start(settings: &[&str]) -> Self {
         let mut initdb = unprivileged(program("initdb"));
-        let made = run(unprivileged("mktemp").args(["-d", "/tmp/pg_ttl_index.XXXXXX"]));
-        let directory = PathBuf::from(made.trim_end());
-        let data = directory.join("data");
+        let directory = new_directory();
         run(initdb
             .args(["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--pgdata"])
-            .arg(&data));
-        let keeper = unprivileged("sh")
-            .args(["-c", KEEPER, "sh"])
-            .arg(&directory)
-            .arg(program("postgres"))
-            .arg("-D")
-            .arg(&data)
-            .arg("-k")
-            .arg(&directory)
-            .args(["-c", "listen_addresses=", "-c", "fsync=off", "-c", "max_connections=200"])
-            .args(settings.iter().flat_map(|setting| ["-c", setting]))
-            .stdin(Stdio::piped())
-            .spawn()
-            .expect("starting a server");
-        let server = Self { directory, keeper };
-        server.wait_until_ready();
-        server
+            .arg(directory.join("data")));
+        Self::run(directory, settings.iter().map(|setting| (*setting).to_owned()).collect())
+    }
+
+    /// A standby that follows this server, with the same settings.
+    pub fn start_standby(&self) -> Self {
+        let directory = new_directory();
+        run(unprivileged(program("pg_basebackup"))
+            .args(["--username=postgres", "--write-recovery-conf", "--checkpoint=fast", "--no-sync", "--host"])
+            .arg(&self.directory)
+            .arg("--pgdata")
+            .arg(directory.join("data")));
+        Self::run(directory, self.settings.clone())
+    }
+
+    /// Stops the server, fast; tells how long that took.
+    pub fn stop(&mut self) -> Duration {
+        std::fs::write(self.directory.join("stopped"), "").expect("marking the server as stopped");
+        let started = Instant::now();
+        drop(self.keeper.stdin.take());
+        self.keeper.wait().expect("stopping the server");
+        started.elapsed()
+    }
+
+    /// Starts it again after `stop`.
+    pub fn start_again(&mut self) {
+        std::fs::remove_file(self.directory.join("stopped")).expect("a stopped server");
+        self.keeper = keeper(&self.directory, &self.settings);
+        self.wait_until_ready();
+    }
+
+    /// What the server has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.join("log")).expect("the log")
+    }
+
+    /// Changes a setting for good and has it read.
+    pub fn configure(&self, name: &str, value: &str) {
+        let sql = format!("ALTER SYSTEM SET {name} = {value}");
+        run(self.client_program("psql").args(["-q", "-c", &sql, "-c", "SELECT pg_reload_conf()"]));
     }
 
     /// Where the socket is.
@@ -65,11 +87,17 @@ impl Server {
         command
     }
 
+    fn run(directory: PathBuf, settings: Vec<String>) -> Self {
+        let keeper = keeper(&directory, &settings);
+        let server = Self { directory, settings, keeper };
+        server.wait_until_ready();
+        server
+    }
+
     fn wait_until_ready(&self) {
         let deadline = Instant::now() + READY_WITHIN;
         while !self.client_program("pg_isready").output().is_ok_and(|output| output.status.success()) {
-            let log = std::fs::read_to_string(self.directory.join("log")).unwrap_or_default();
-            assert!(Instant::now() < deadline, "the server did not start:\n{log}");
+            assert!(Instant::now() < deadline, "the server did not start:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -77,7 +105,31 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.directory.join("stopped"));
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
+        if std::env::var_os("PG_TTL_KEEP").is_none() {
+            let _ = std::fs::remove_dir_all(&self.directory);
+        }
     }
+}
+
+fn new_directory() -> PathBuf {
+    PathBuf::from(run(unprivileged("mktemp").args(["-d", "/tmp/pg_ttl_index.XXXXXX"])).trim_end())
+}
+
+fn keeper(directory: &Path, settings: &[String]) -> Child {
+    unprivileged("sh")
+        .args(["-c", KEEPER, "sh"])
+        .arg(directory)
+        .arg(program("postgres"))
+        .arg("-D")
+        .arg(directory.join("data"))
+        .arg("-k")
+        .arg(directory)
+        .args(["-c", "listen_addresses=", "-c", "fsync=off", "-c", "max_connections=200"])
+        .args(settings.iter().flat_map(|setting| ["-c", setting.as_str()]))
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("starting a server")
 }

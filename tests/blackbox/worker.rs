@@ -1,0 +1,438 @@
+//! Sweeping that happens by itself: workers from server start to shutdown.
+
+use harness::{Database, Server, Session, run};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const EXPIRED: &str =
+    "CREATE TABLE t (id int, at timestamptz); INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 1000) i";
+const WORKERS: &str = "SELECT count(*) FROM ttl_worker_status() WHERE database_name = current_database()";
+const ROWS: &str = "SELECT count(*) FROM t";
+
+/// A server of the test's own, whose workers look every second.
+fn server(settings: &[&str]) -> Arc<Server> {
+    let mut all = vec!["shared_preload_libraries=pg_ttl_index", "pg_ttl_index.naptime=1"];
+    all.extend(settings);
+    Arc::new(Server::start(&all))
+}
+
+fn database(server: &Arc<Server>) -> Database {
+    let mut db = Database::on(server);
+    db.run("CREATE EXTENSION pg_ttl_index");
+    db
+}
+
+fn worker_pid(session: &mut Session) -> String {
+    session.wait_for(WORKERS, "1");
+    session.get("SELECT worker_pid FROM ttl_worker_status() WHERE database_name = current_database()")
+}
+
+#[test]
+fn registering_a_rule_wakes_the_worker_at_commit() {
+    // The shared server's naptime is a minute: only a wake-up can be this fast.
+    let mut db = Database::new();
+    db.run(EXPIRED);
+    db.wait_for(WORKERS, "1");
+    db.run("BEGIN; SELECT ttl_create_index('t', 'at', 60, 100)");
+    db.run("COMMIT");
+    db.wait_for(ROWS, "0");
+    db.wait_for("SELECT state, total_rows_deleted FROM ttl_summary", "active|1000");
+    db.wait_for(
+        "SELECT trigger, rows_removed, batches, status, wal_bytes > 0 FROM ttl_history",
+        "worker|1000|10|done|t",
+    );
+    db.run("SELECT ttl_pause('t'); INSERT INTO t VALUES (1, '2020-01-01'); SELECT ttl_resume('t')");
+    db.wait_for(ROWS, "0");
+    db.run("UPDATE ttl_index_table SET active = false; INSERT INTO t VALUES (1, now() - interval '50 seconds')");
+    db.run("UPDATE ttl_index_table SET active = true; SELECT ttl_alter_index('t', 'at', expire_after_seconds => 10)");
+    db.wait_for(ROWS, "0");
+}
+
+#[test]
+fn sweeping_starts_with_the_server_and_after_crashes_of_worker_and_backend() {
+    let mut server = Server::start(&["shared_preload_libraries=pg_ttl_index", "pg_ttl_index.naptime=1"]);
+    let sql = |server: &Server, sql: &str| Session::connect(server, "postgres", "postgres").run(sql);
+    sql(&server, "CREATE EXTENSION pg_ttl_index");
+    sql(&server, EXPIRED);
+    sql(&server, "SELECT ttl_create_index('t', 'at', 60)");
+    let gone = |server: &Server| Session::connect(server, "postgres", "postgres").wait_for(ROWS, "0");
+    let refill = "INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 1000) i";
+    gone(&server);
+
+    let stopping = server.stop();
+    assert!(stopping < Duration::from_secs(10), "{stopping:?}");
+    server.start_again();
+    sql(&server, refill);
+    gone(&server);
+
+    let mut session = Session::connect(&server, "postgres", "postgres");
+    let pid = worker_pid(&mut session);
+    session.run(&format!("SELECT pg_terminate_backend({pid})"));
+    session.wait_for(&format!("{WORKERS} AND worker_pid <> {pid}"), "1");
+    sql(&server, refill);
+    gone(&server);
+
+    for (restarts, victim) in
+        [(1, "SELECT worker_pid FROM ttl_worker_status() LIMIT 1"), (2, "SELECT pg_backend_pid()")]
+    {
+        let mut session = Session::connect(&server, "postgres", "postgres");
+        session.wait_for(WORKERS, "1");
+        let pid = session.get(victim);
+        run(std::process::Command::new("kill").args(["-9", &pid]));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let is_back = |server: &Server| {
+            server.log().matches("reinitializing").count() == restarts
+                && Session::try_connect(server, "postgres", "postgres").is_ok()
+        };
+        while !is_back(&server) {
+            assert!(Instant::now() < deadline, "the server did not come back");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        sql(&server, refill);
+        gone(&server);
+    }
+}
+
+#[test]
+fn a_fast_shutdown_does_not_wait_for_a_sweep() {
+    let mut server = Server::start(&["shared_preload_libraries=pg_ttl_index", "pg_ttl_index.naptime=1"]);
+    let mut session = Session::connect(&server, "postgres", "postgres");
+    session.run("CREATE EXTENSION pg_ttl_index");
+    session.run(EXPIRED);
+    // Each row takes a tenth of a second to remove: a batch alone takes 100 seconds.
+    session.run(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.1); RETURN OLD; END';
+                 CREATE TRIGGER slow BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION slow()",
+    );
+    session.run("SELECT ttl_create_index('t', 'at', 60)");
+    session.wait_for("SELECT count(*) FROM ttl_progress", "1");
+    drop(session);
+    let stopping = server.stop();
+    assert!(stopping < Duration::from_secs(10), "{stopping:?}");
+    server.start_again();
+    assert_eq!(
+        Session::connect(&server, "postgres", "postgres").get("SELECT total_rows_deleted FROM ttl_summary"),
+        "0"
+    );
+}
+
+#[test]
+fn a_cancel_ends_the_sweep_and_not_the_worker() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    db.run(EXPIRED);
+    db.run(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(10); RETURN OLD; END';
+            CREATE TRIGGER slow BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION slow()",
+    );
+    let pid = worker_pid(&mut db);
+    db.run("SELECT ttl_create_index('t', 'at', 60)");
+    db.wait_for("SELECT count(*) FROM ttl_progress", "1");
+    db.run(&format!("SELECT pg_cancel_backend({pid})"));
+    db.wait_for("SELECT state, left(last_error, 5) FROM ttl_summary", "error|57014");
+    assert_eq!(worker_pid(&mut db), pid);
+    db.run("DROP TRIGGER slow ON t");
+    db.wait_for(ROWS, "0");
+    db.wait_for("SELECT state, consecutive_failures FROM ttl_summary", "active|0");
+}
+
+#[test]
+fn enabled_off_stops_all_sweeping_within_a_batch_and_on_resumes_it() {
+    let server = server(&["pg_ttl_index.batch_delay=100ms"]);
+    let mut db = database(&server);
+    db.run(EXPIRED);
+    db.run("SELECT ttl_create_index('t', 'at', 60, 10)");
+    db.wait_for("SELECT count(*) < 1000 FROM t", "t");
+    server.configure("pg_ttl_index.enabled", "off");
+    db.wait_for("SELECT count(*) FROM ttl_progress", "0");
+    let left = db.get(ROWS);
+    assert_ne!(left, "0");
+    db.run("SELECT ttl_pause('t'), ttl_resume('t')");
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(db.get(ROWS), left);
+    server.configure("pg_ttl_index.batch_delay", "0");
+    server.configure("pg_ttl_index.enabled", "on");
+    db.wait_for(ROWS, "0");
+}
+
+#[test]
+fn a_standby_does_not_sweep_until_it_is_promoted() {
+    let primary = server(&[]);
+    let mut session = Session::connect(&primary, "postgres", "postgres");
+    session.run("CREATE EXTENSION pg_ttl_index");
+    session.run(EXPIRED);
+    session.run("SELECT ttl_stop_worker(); SELECT ttl_create_index('t', 'at', 60)");
+    let standby = primary.start_standby();
+    let mut replica = Session::connect(&standby, "postgres", "postgres");
+    assert_eq!(replica.get(ROWS), "1000");
+    assert_eq!(replica.get("SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'pg_ttl_index%'"), "0");
+    assert_eq!(replica.get("SELECT table_name, lag > interval '1 year' FROM ttl_summary"), "t|t");
+    assert_eq!(replica.error("SELECT ttl_runner()").code, "25006");
+    session.run("SELECT ttl_start_worker()");
+    session.wait_for(ROWS, "0");
+    replica.wait_for(ROWS, "0");
+    session.run("SELECT ttl_stop_worker()");
+    session.run("INSERT INTO t VALUES (1, '2020-01-01')");
+    session.run("SELECT ttl_start_worker()");
+    replica.run("SELECT pg_promote()");
+    replica.wait_for(WORKERS, "1");
+    replica.run("INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 10) i");
+    replica.wait_for(ROWS, "0");
+}
+
+#[test]
+fn every_database_is_swept_and_can_be_dropped_renamed_and_copied() {
+    let server = server(&[]);
+    let mut one = database(&server);
+    let mut two = database(&server);
+    for db in [&mut one, &mut two] {
+        db.run(EXPIRED);
+        db.run("SELECT ttl_create_index('t', 'at', 60)");
+        db.wait_for(ROWS, "0");
+        db.wait_for(WORKERS, "1");
+    }
+    let mut admin = Session::connect(&server, "postgres", "postgres");
+    let name = two.name.clone();
+    two.release();
+    admin.run(&format!("CREATE DATABASE copied TEMPLATE {name}"));
+    admin.run(&format!("ALTER DATABASE {name} RENAME TO renamed"));
+    let mut copied = Session::connect(&server, "copied", "postgres");
+    copied.run("INSERT INTO t VALUES (1, '2020-01-01')");
+    copied.wait_for(ROWS, "0");
+    drop(copied);
+    admin.run("DROP DATABASE copied");
+    admin.run("DROP DATABASE renamed");
+}
+
+#[test]
+fn switching_sweeping_off_is_durable_and_only_for_this_database() {
+    let mut server = Server::start(&["shared_preload_libraries=pg_ttl_index", "pg_ttl_index.naptime=1"]);
+    let mut session = Session::connect(&server, "postgres", "postgres");
+    session.run("CREATE EXTENSION pg_ttl_index");
+    session.wait_for(WORKERS, "1");
+    assert_eq!(session.get("SELECT ttl_stop_worker()"), "t");
+    assert_eq!(session.get("SELECT ttl_stop_worker()"), "f");
+    session.wait_for(WORKERS, "0");
+    session.run(EXPIRED);
+    session.run("SELECT ttl_create_index('t', 'at', 60)");
+    drop(session);
+    server.stop();
+    server.start_again();
+    let mut session = Session::connect(&server, "postgres", "postgres");
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(session.get(ROWS), "1000");
+    assert_eq!(session.get("SELECT ttl_start_worker()"), "t");
+    session.wait_for(ROWS, "0");
+}
+
+#[test]
+fn without_preload_a_worker_can_be_started_by_hand() {
+    let server = Arc::new(Server::start(&[]));
+    let mut db = Database::on(&server);
+    db.run("CREATE EXTENSION pg_ttl_index");
+    db.run(EXPIRED);
+    db.run("SELECT ttl_create_index('t', 'at', 60)");
+    assert_eq!(db.get("SELECT ttl_start_worker()"), "t");
+    assert!(db.notices()[0].contains("until the server restarts"));
+    db.wait_for(ROWS, "0");
+    assert_eq!(db.get("SELECT ttl_start_worker()"), "t");
+    assert_eq!(db.get(WORKERS), "1", "one is enough");
+    db.run("SELECT ttl_stop_worker()");
+    db.wait_for(WORKERS, "0");
+}
+
+#[test]
+fn status_is_not_fooled_by_a_name_and_only_the_privileged_control_workers() {
+    let mut db = Database::new();
+    let user = db.role("user");
+    db.wait_for(WORKERS, "1");
+    let mut session = db.session(&user);
+    session.run("SET application_name = 'pg_ttl_index worker'");
+    assert_eq!(session.get(WORKERS), "1");
+    assert_eq!(
+        db.get("SELECT application_name, state FROM ttl_worker_status() WHERE database_name = current_database()"),
+        "pg_ttl_index worker|idle"
+    );
+    for call in ["ttl_start_worker()", "ttl_stop_worker()", "ttl_wake()"] {
+        assert_eq!(session.error(&format!("SELECT {call}")).code, "42501", "{call}");
+    }
+    let pid = worker_pid(&mut session);
+    assert_eq!(session.error(&format!("SELECT pg_terminate_backend({pid})")).code, "42501");
+}
+
+#[test]
+fn a_failing_rule_is_logged_once_backs_off_and_harms_no_other() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    db.run(EXPIRED);
+    db.run("CREATE TABLE bad (at timestamptz, n int); INSERT INTO bad VALUES ('2020-01-01', 0)");
+    let pid = worker_pid(&mut db);
+    db.run("SELECT ttl_create_index('bad', 'at', 60, filter => '1 / n > 0', index_method => 'none')");
+    db.wait_for(
+        "SELECT state, last_error, consecutive_failures >= 2 FROM ttl_summary",
+        "error|22012: division by zero|t",
+    );
+    db.run("SELECT ttl_create_index('t', 'at', 60)");
+    db.wait_for(ROWS, "0");
+    assert_eq!(db.get("SELECT next_run > now() + interval '1 second' FROM ttl_summary WHERE table_name = 'bad'"), "t");
+    assert_eq!(server.log().matches("division by zero").count(), 1);
+    assert_eq!(worker_pid(&mut db), pid);
+    db.run("UPDATE bad SET n = 1; SELECT ttl_pause('bad'), ttl_resume('bad')");
+    db.wait_for("SELECT state, last_error, total_rows_deleted FROM ttl_summary WHERE table_name = 'bad'", "active||1");
+}
+
+#[test]
+fn a_large_or_slow_rule_does_not_keep_the_others_waiting() {
+    for max_workers in ["1", "2"] {
+        let server = server(&[&format!("pg_ttl_index.max_workers={max_workers}")]);
+        let mut db = database(&server);
+        db.run("CREATE TABLE slow (id int, at timestamptz); INSERT INTO slow SELECT i, '2020-01-01' FROM generate_series(1, 200) i;
+                CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.2); RETURN OLD; END';
+                CREATE TRIGGER slow BEFORE DELETE ON slow FOR EACH ROW EXECUTE FUNCTION slow()");
+        db.run(EXPIRED);
+        db.run("SELECT ttl_create_index('slow', 'at', 60, 1)");
+        db.wait_for("SELECT count(*) < 200 FROM slow", "t");
+        let started = Instant::now();
+        db.run("SELECT ttl_create_index('t', 'at', 60, 10)");
+        db.wait_for(ROWS, "0");
+        assert!(started.elapsed() < Duration::from_secs(15), "{:?} with {max_workers}", started.elapsed());
+        assert_ne!(db.get("SELECT count(*) FROM slow"), "0");
+        if max_workers == "2" {
+            db.run("INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 10) i");
+            db.wait_for(ROWS, "0");
+            db.run("INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 10) i; SELECT ttl_pause('t'), ttl_resume('t')");
+            db.wait_for(WORKERS, "2");
+        }
+    }
+}
+
+#[test]
+fn an_idle_pass_assigns_no_transaction_id_and_writes_no_wal() {
+    let server = server(&["autovacuum=off", "bgwriter_lru_maxpages=0", "checkpoint_timeout=1h"]);
+    let mut db = database(&server);
+    db.run("SELECT ttl_stop_worker()");
+    db.wait_for(WORKERS, "0");
+    db.run(
+        "DO $$ BEGIN FOR i IN 1..1000 LOOP
+                EXECUTE format('CREATE TABLE t%s (at timestamptz); INSERT INTO t%s VALUES (now())', i, i);
+                PERFORM ttl_create_index(format('t%s', i)::regclass, 'at', interval '1 day');
+            END LOOP; END $$",
+    );
+    db.run("CHECKPOINT; SELECT ttl_start_worker()");
+    db.wait_for(WORKERS, "1");
+    // Two whole passes must have gone by since the first, which reads everything for the first time.
+    let pass = "SELECT next_run FROM ttl_summary() LIMIT 1";
+    let wait_for_passes = |db: &mut Database, count: i32| {
+        for _ in 0..count {
+            let before = db.get("SELECT ttl_next_pass()");
+            db.wait_for(&format!("SELECT ttl_next_pass() > '{before}'"), "t");
+        }
+    };
+    assert_ne!(db.get(pass), "");
+    wait_for_passes(&mut db, 2);
+    let state = "SELECT pg_current_wal_insert_lsn(), pg_snapshot_xmax(pg_current_snapshot())";
+    let before = db.get(state);
+    wait_for_passes(&mut db, 2);
+    assert_eq!(db.get(state), before);
+    let busy =
+        "SELECT max(state_change - query_start) < interval '1 second' FROM ttl_worker_status() WHERE state = 'idle'";
+    db.wait_for(busy, "t");
+}
+
+#[test]
+fn statistics_reach_autovacuum() {
+    let server = server(&["autovacuum=off"]);
+    let mut db = database(&server);
+    db.run(EXPIRED);
+    db.run("SELECT ttl_create_index('t', 'at', 60)");
+    db.wait_for(ROWS, "0");
+    db.wait_for("SELECT n_tup_del, n_dead_tup FROM pg_stat_user_tables WHERE relname = 't'", "1000|1000");
+}
+
+#[test]
+fn settings_of_database_and_role_neither_break_nor_redirect_a_worker() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    db.run(EXPIRED);
+    let name = db.name.clone();
+    for setting in [
+        "default_transaction_read_only = on",
+        "default_transaction_isolation = 'serializable'",
+        "statement_timeout = '1ms'",
+        "search_path = nowhere",
+        "\"TimeZone\" = 'Asia/Tokyo'",
+        "\"DateStyle\" = 'German, DMY'",
+        "session_replication_role = replica",
+        "enable_indexscan = off",
+        "row_security = off",
+        "lock_timeout = '1ms'",
+    ] {
+        db.run(&format!("ALTER DATABASE {name} SET {setting}; ALTER ROLE postgres IN DATABASE {name} SET {setting}"));
+    }
+    let pid = worker_pid(&mut db);
+    db.run("CREATE TABLE child (id int); ALTER TABLE t ADD PRIMARY KEY (id); ALTER TABLE child ADD FOREIGN KEY (id) REFERENCES t;
+            INSERT INTO child VALUES (7)");
+    db.run(&format!("SELECT pg_terminate_backend({pid})"));
+    db.wait_for(&format!("{WORKERS} AND worker_pid <> {pid}"), "1");
+    db.run("SELECT ttl_create_index('t', 'at', 60, 100)");
+    db.wait_for(ROWS, "1");
+    db.wait_for("SELECT state, blocked_rows FROM ttl_summary", "blocked|1");
+}
+
+#[test]
+fn history_is_pruned() {
+    let server = server(&["pg_ttl_index.history_retention=1min"]);
+    let mut db = database(&server);
+    db.run(EXPIRED);
+    db.run("SELECT ttl_create_index('t', 'at', 60)");
+    db.wait_for("SELECT count(*) FROM ttl_history", "1");
+    db.run("UPDATE ttl_history_log SET finished_at = now() - interval '2 minutes', rows_removed = -1");
+    db.run("INSERT INTO t VALUES (1, '2020-01-01')");
+    db.wait_for("SELECT rows_removed FROM ttl_history", "1");
+}
+
+#[test]
+fn steady_inserts_of_short_lived_rows_do_not_keep_a_sweep_from_ending() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    db.run("CREATE TABLE a (at timestamptz DEFAULT now()); CREATE TABLE b (at timestamptz DEFAULT now())");
+    db.run("SELECT ttl_create_index('a', 'at', interval '100 ms', 100), ttl_create_index('b', 'at', interval '100 ms', 100)");
+    let mut writer = db.session("postgres");
+    let until = Instant::now() + Duration::from_secs(6);
+    let mut written = 0;
+    while Instant::now() < until {
+        writer
+            .run("INSERT INTO a SELECT FROM generate_series(1, 15); INSERT INTO b SELECT FROM generate_series(1, 15)");
+        written += 15;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    for table in ["a", "b"] {
+        let swept = format!("SELECT count(*) >= 3 FROM ttl_history WHERE table_name = '{table}' AND status = 'done'");
+        assert_eq!(db.get(&swept), "t", "{table}");
+        db.wait_for(&format!("SELECT count(*) FROM {table}"), "0");
+        db.wait_for(
+            &format!("SELECT total_rows_deleted FROM ttl_summary WHERE table_name = '{table}'"),
+            &written.to_string(),
+        );
+    }
+}
+
+#[test]
+fn progress_is_visible_to_those_who_may_see_the_rule() {
+    let mut db = Database::new();
+    let (owner, stranger) = (db.role("owner"), db.role("stranger"));
+    let mut session = db.session(&owner);
+    session.run("CREATE TABLE t (id int, at timestamptz); INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 300) i;
+                 CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.1); RETURN OLD; END';
+                 CREATE TRIGGER slow BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION slow();
+                 SELECT ttl_create_index('t', 'at', 60, 5)");
+    session.wait_for(
+        "SELECT table_name, phase, rows_removed > 0, rows_per_second > 0 FROM ttl_progress",
+        "t|removing|t|t",
+    );
+    assert_eq!(db.session(&stranger).get("SELECT count(*) FROM ttl_progress"), "0");
+    assert_eq!(db.session(&stranger).get("SELECT count(*) FROM ttl_progress_slots()"), "0");
+    session.run("SELECT ttl_pause('t')");
+    session.wait_for("SELECT count(*) FROM ttl_progress", "0");
+    assert_ne!(session.get(ROWS), "0", "a pause stops a sweep within a batch");
+}
