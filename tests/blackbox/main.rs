@@ -3,11 +3,13 @@
 mod bad_input;
 mod docs;
 mod dump;
+mod escalation;
 mod filter;
 mod following;
 mod index;
 mod names;
 mod permissions;
+mod races;
 mod registration;
 mod sweep;
 mod worker;

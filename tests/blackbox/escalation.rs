@@ -1,0 +1,150 @@
+//! Code of a table's owner never runs with more rights than the owner has, whoever sweeps.
+
+use harness::Database;
+
+/// A database with a role that tries to become more than it is: `trap` writes down who it runs as, and then tries
+/// every way out.
+struct Trap {
+    db: Database,
+    owner: String,
+}
+
+impl Trap {
+    fn set() -> Self {
+        let mut db = Database::new();
+        let owner = db.role("mallory");
+        db.run("CREATE TABLE seen (how text, who text); GRANT INSERT ON seen TO PUBLIC; SELECT ttl_stop_worker()");
+        db.wait_for("SELECT count(*) FROM ttl_worker_status() WHERE database_name = current_database()", "0");
+        db.session(&owner).run(&format!(
+            "CREATE FUNCTION trap(how text) RETURNS boolean STABLE LANGUAGE plpgsql AS $$
+             BEGIN PERFORM public.spring(how); RETURN true; END $$;
+             CREATE FUNCTION spring(how text) RETURNS void LANGUAGE plpgsql AS $$
+             DECLARE
+                 attempt text;
+             BEGIN
+                 INSERT INTO public.seen VALUES (how, current_user);
+                 FOREACH attempt IN ARRAY ARRAY['RESET ROLE', 'RESET SESSION AUTHORIZATION', 'SET ROLE postgres',
+                     'SET SESSION AUTHORIZATION postgres', 'SET SESSION AUTHORIZATION DEFAULT', 'SET LOCAL ROLE NONE',
+                     'ALTER ROLE {owner} SUPERUSER']
+                 LOOP
+                     BEGIN
+                         EXECUTE attempt;
+                         INSERT INTO public.seen VALUES (how, attempt || ' as ' || current_user);
+                     EXCEPTION WHEN insufficient_privilege THEN NULL;
+                     END;
+                 END LOOP;
+             END $$;
+             CREATE FUNCTION trap_row() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN PERFORM public.spring(TG_NAME); RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END; END $$;
+             CREATE FUNCTION trap_value(timestamptz) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
+             BEGIN PERFORM public.spring('index'); RETURN 1; END $$;
+             CREATE TABLE t (id int PRIMARY KEY, at timestamptz, deleted timestamptz);
+             INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 3) AS i"
+        ));
+        Self { db, owner }
+    }
+
+    /// Lets a superuser, the superuser's procedure and the worker sweep, and looks who was seen.
+    fn spring(mut self, setup: &str, expected: &str) {
+        self.db.session(&self.owner).run(setup);
+        for sweep in ["SELECT ttl_runner()", "CALL ttl_sweep()", "SELECT ttl_start_worker()"] {
+            // As the owner: were a superuser to fill the table, the traps would catch that one.
+            self.db
+                .session(&self.owner)
+                .run("TRUNCATE t CASCADE; INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 3) AS i");
+            self.db.run("TRUNCATE seen");
+            self.db.run(sweep);
+            self.db.wait_for("SELECT count(*) FROM t WHERE deleted IS NULL", "0");
+            let seen = format!("SELECT DISTINCT how, replace(who, '{}', 'owner') FROM seen ORDER BY 1, 2", self.owner);
+            assert_eq!(self.db.get(&seen), expected, "{sweep}");
+            assert_eq!(self.db.get(&format!("SELECT rolsuper FROM pg_roles WHERE rolname = '{}'", self.owner)), "f");
+        }
+    }
+}
+
+#[test]
+fn row_and_statement_triggers() {
+    Trap::set().spring(
+        "CREATE TRIGGER before_row BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION trap_row();
+         CREATE TRIGGER after_row AFTER DELETE ON t FOR EACH ROW EXECUTE FUNCTION trap_row();
+         CREATE TRIGGER after_statement AFTER DELETE ON t FOR EACH STATEMENT EXECUTE FUNCTION trap_row();
+         SELECT ttl_create_index('t', 'at', 60)",
+        "after_row|owner\nafter_statement|owner\nbefore_row|owner",
+    );
+}
+
+#[test]
+fn deferred_constraint_triggers() {
+    Trap::set().spring(
+        "CREATE CONSTRAINT TRIGGER deferred AFTER DELETE ON t DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+             EXECUTE FUNCTION trap_row();
+         SELECT ttl_create_index('t', 'at', 60)",
+        "deferred|owner",
+    );
+}
+
+#[test]
+fn triggers_behind_a_cascade() {
+    Trap::set().spring(
+        "CREATE TABLE child (id int REFERENCES t ON DELETE CASCADE DEFERRABLE INITIALLY DEFERRED);
+         CREATE FUNCTION add_child() RETURNS trigger LANGUAGE plpgsql AS
+             'BEGIN INSERT INTO public.child VALUES (NEW.id); RETURN NEW; END';
+         CREATE TRIGGER add_child AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION add_child();
+         CREATE CONSTRAINT TRIGGER cascaded AFTER DELETE ON child DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+             EXECUTE FUNCTION trap_row();
+         SELECT ttl_create_index('t', 'at', 60)",
+        "cascaded|owner",
+    );
+}
+
+#[test]
+fn filters() {
+    Trap::set().spring("SELECT ttl_create_index('t', 'at', 60, filter => 'trap(''filter'')')", "filter|owner");
+}
+
+#[test]
+fn index_expressions_and_triggers_of_soft_deletes() {
+    Trap::set().spring(
+        "CREATE INDEX ON t (trap_value(at)); CREATE INDEX ON t (deleted);
+         CREATE TRIGGER before_update BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION trap_row();
+         SELECT ttl_create_index('t', 'at', 60, soft_delete_column => 'deleted')",
+        "before_update|owner\nindex|owner",
+    );
+}
+
+#[test]
+fn user_code_leaves_nothing_behind_in_the_session() {
+    let mut db = Database::new();
+    let owner = db.role("mallory");
+    db.run("SELECT ttl_stop_worker()");
+    db.session(&owner).run(
+        "CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+             PERFORM set_config('search_path', 'public', false), set_config('default_transaction_read_only', 'on', false),
+                     set_config('statement_timeout', '1', false);
+             RETURN OLD;
+         END $$;
+         CREATE TABLE t (at timestamptz); INSERT INTO t VALUES ('2020-01-01');
+         CREATE TRIGGER meddle BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION meddle();
+         SELECT ttl_create_index('t', 'at', 60)",
+    );
+    let settings = "SELECT current_setting('search_path'), current_setting('default_transaction_read_only'),
+                           current_setting('statement_timeout')";
+    let before = db.get(settings);
+    assert_eq!(db.get("SELECT ttl_runner()"), "1");
+    assert_eq!(db.get(settings), before);
+}
+
+#[test]
+fn deferred_constraints_the_caller_has_pending_are_checked_as_the_caller() {
+    let mut db = Database::new();
+    db.run("SELECT ttl_stop_worker()");
+    db.run("CREATE TABLE other (id int PRIMARY KEY); CREATE TABLE ref (id int REFERENCES other DEFERRABLE INITIALLY DEFERRED)");
+    db.run(
+        "CREATE TABLE t (at timestamptz); INSERT INTO t VALUES ('2020-01-01'); SELECT ttl_create_index('t', 'at', 60)",
+    );
+    assert_eq!(
+        db.get("BEGIN; INSERT INTO ref VALUES (1); INSERT INTO other VALUES (1); SELECT ttl_runner(); COMMIT"),
+        "1"
+    );
+}
