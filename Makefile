@@ -17,11 +17,12 @@ export LOGS = $(CACHE)/log/pg$(PG)
 STEP = .ci/step
 FEATURES = --no-default-features --features pg$(PG)
 
-.PHONY: help setup install demo test fmt clippy doc pgtest blackbox clean
+.PHONY: help setup install demo bench test fmt clippy doc pgtest blackbox clean
 
 help:
 	@echo 'make demo   build, start a throw-away server, and show what the extension does'
 	@echo 'make test   every check: format, lints, docs, unit tests, tests inside and against a server'
+	@echo 'make bench  what sweeping costs beside a plain DELETE'
 	@echo 'PG=14..18   choose the PostgreSQL version (default 15)'
 
 setup:
@@ -33,6 +34,11 @@ install: setup
 demo: install
 	@$(STEP) 'build the demo' cargo build --package pg_ttl_index_tests --bin demo
 	@"$(CARGO_TARGET_DIR)/debug/demo"
+
+bench: setup
+	@$(STEP) 'build and install the extension for speed' .ci/install --release
+	@$(STEP) 'build the benchmark' cargo build --release --package pg_ttl_index_tests --bin bench
+	@"$(CARGO_TARGET_DIR)/release/bench"
 
 fmt:
 	@$(STEP) 'check format' cargo fmt --all --check

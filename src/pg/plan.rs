@@ -1,7 +1,6 @@
 //! Statements planned once, under settings that then need not be in force while they run.
 
 use pgrx::pg_sys;
-use pgrx::prelude::*;
 use pgrx::spi::Spi;
 use std::ffi::{CStr, CString};
 
@@ -11,10 +10,24 @@ pub struct Plan(pg_sys::SPIPlanPtr);
 /// A row's place in its table.
 pub type Tid = pg_sys::ItemPointerData;
 
+/// Which rows a statement is about.
+#[derive(Clone, Copy)]
+pub enum Places<'a> {
+    Anywhere,
+    These(&'a [Tid]),
+    /// Both ends included.
+    Between(&'a Tid, &'a Tid),
+}
+
+/// The block a place is in, and its number there.
+pub fn position(tid: &Tid) -> (u32, u16) {
+    ((u32::from(tid.ip_blkid.bi_hi) << 16) | u32::from(tid.ip_blkid.bi_lo), tid.ip_posid)
+}
+
 /// Rows found, in the order they were found.
 pub struct Found {
     pub tids: Vec<Tid>,
-    /// The second column of the last row, as text.
+    /// The value of the last one, as text.
     pub last: Option<String>,
 }
 
@@ -27,6 +40,11 @@ impl Plan {
     /// Plans a statement about the rows at given places, its parameter.
     pub fn for_rows(sql: &str) -> Self {
         Self::new(sql, &mut [pg_sys::TIDARRAYOID])
+    }
+
+    /// Plans a statement about the rows between two places, its parameters.
+    pub fn for_range(sql: &str) -> Self {
+        Self::new(sql, &mut [pg_sys::TIDOID, pg_sys::TIDOID])
     }
 
     fn new(sql: &str, parameters: &mut [pg_sys::Oid]) -> Self {
@@ -44,55 +62,61 @@ impl Plan {
         })
     }
 
-    /// Runs a statement that changes the rows at `tids`; tells how many it changed.
-    pub fn change(&self, tids: &[Tid]) -> usize {
-        self.execute(Some(tids), 0, || {
-            // SAFETY: set by the execution just before.
-            unsafe { pg_sys::SPI_processed as usize }
-        })
-    }
-
-    /// Runs a query for one number.
-    pub fn count(&self, tids: &[Tid]) -> i64 {
-        // SAFETY: a count is a bigint, and there is one row.
-        self.execute(Some(tids), 1, || unsafe {
-            let mut null = false;
-            let table = &*pg_sys::SPI_tuptable;
-            pg_sys::SPI_getbinval(*table.vals, table.tupdesc, 1, &mut null).value() as i64
-        })
-    }
-
-    /// Runs a query whose first column is a `ctid`, for at most `limit` rows.
-    pub fn find(&self, limit: usize) -> Found {
-        self.execute(None, limit, || {
-            // SAFETY: the table holds SPI_processed rows, whose first column is a tid that is never null; what is kept is
-            // copied.
+    /// Runs a statement, and tells how many rows it found or changed.
+    pub fn run(&self, places: Places<'_>) -> usize {
+        Spi::connect(|_| {
+            let mut nobody = Collector::receiver(ignore);
+            // SAFETY: within an SPI connection; the receiver outlives the call.
             unsafe {
-                let table = &*pg_sys::SPI_tuptable;
-                let rows = std::slice::from_raw_parts(table.vals, pg_sys::SPI_processed as usize);
-                let mut null = false;
-                let tid = |row: &pg_sys::HeapTuple| {
-                    *pg_sys::SPI_getbinval(*row, table.tupdesc, 1, &mut null).cast_mut_ptr::<Tid>()
-                };
-                let last = rows.last().filter(|_| (*table.tupdesc).natts > 1).map(|row| {
-                    CStr::from_ptr(pg_sys::SPI_getvalue(*row, table.tupdesc, 2)).to_string_lossy().into_owned()
-                });
-                Found { tids: rows.iter().map(tid).collect(), last }
+                self.execute(places, 0, &mut nobody);
+                pg_sys::SPI_processed as usize
             }
+        })
+    }
+
+    /// Runs a query whose first column is a `ctid`, for at most `limit` rows. The second column, if there is one, is
+    /// of a type that is passed by value.
+    pub fn find(&self, places: Places<'_>, limit: usize) -> Found {
+        Spi::connect(|_| {
+            let mut collector = Collector::default();
+            // SAFETY: within an SPI connection; the collector begins with a receiver, and outlives the call. The output
+            // function is that of the type the last value has.
+            let last = unsafe {
+                self.execute(places, limit, std::ptr::from_mut(&mut collector).cast());
+                collector.last.map(|(type_oid, value)| {
+                    let (mut output, mut is_varlena) = (pg_sys::InvalidOid, false);
+                    pg_sys::getTypeOutputInfo(type_oid, &mut output, &mut is_varlena);
+                    CStr::from_ptr(pg_sys::OidOutputFunctionCall(output, value)).to_string_lossy().into_owned()
+                })
+            };
+            Found { tids: collector.tids, last }
         })
     }
 
     /// Each execution has a new snapshot, sees what this transaction did before, and assigns no transaction id unless
     /// it writes.
-    fn execute<T>(&self, tids: Option<&[Tid]>, limit: usize, read: impl FnOnce() -> T) -> T {
-        Spi::connect(|_| {
-            let mut values: Vec<_> = tids.and_then(|tids| tids.to_vec().into_datum()).into_iter().collect();
-            // SAFETY: within an SPI connection; there is a value for each parameter, and none is null.
-            unsafe {
-                pg_sys::SPI_execute_plan(self.0, values.as_mut_ptr(), std::ptr::null(), false, limit as _);
+    ///
+    /// # Safety
+    /// There is an SPI connection, `places` is what the statement was planned for, and `dest` is a receiver.
+    unsafe fn execute(&self, places: Places<'_>, limit: usize, dest: *mut pg_sys::DestReceiver) {
+        let pointer = |tid: &Tid| pg_sys::Datum::from(std::ptr::from_ref(tid));
+        let values = match places {
+            Places::Anywhere => vec![],
+            Places::These(tids) => vec![(pg_sys::TIDARRAYOID, make_array(tids))],
+            Places::Between(first, last) => {
+                vec![(pg_sys::TIDOID, pointer(first)), (pg_sys::TIDOID, pointer(last))]
             }
-            read()
-        })
+        };
+        // SAFETY: as promised by the caller; a parameter list has room for as many as it was made for.
+        unsafe {
+            let params = pg_sys::makeParamList(values.len() as i32);
+            for (param, (ptype, value)) in (*params).params.as_mut_slice(values.len()).iter_mut().zip(values) {
+                *param = pg_sys::ParamExternData { value, isnull: false, pflags: 0, ptype };
+            }
+            let tcount = limit as u64;
+            let options = pg_sys::SPIExecuteOptions { params, tcount, dest, ..pg_sys::SPIExecuteOptions::default() };
+            pg_sys::SPI_execute_plan_extended(self.0, &options);
+        }
     }
 }
 
@@ -104,6 +128,81 @@ impl Drop for Plan {
         }
     }
 }
+
+const TID_LENGTH: i32 = size_of::<Tid>() as i32;
+const TID_ALIGNMENT: std::ffi::c_char = pg_sys::TYPALIGN_SHORT as std::ffi::c_char;
+
+/// A `tid[]`, made in one go: element by element it would cost more than removing the rows.
+fn make_array(tids: &[Tid]) -> pg_sys::Datum {
+    let mut elements: Vec<_> = tids.iter().map(|tid| pg_sys::Datum::from(std::ptr::from_ref(tid))).collect();
+    // SAFETY: the elements point to places that outlive the call, which copies them.
+    let array = unsafe {
+        let count = elements.len() as i32;
+        pg_sys::construct_array(elements.as_mut_ptr(), count, pg_sys::TIDOID, TID_LENGTH, false, TID_ALIGNMENT)
+    };
+    pg_sys::Datum::from(array)
+}
+
+/// Takes rows straight from the executor. Copying them into a result first would cost half as much as finding them.
+#[repr(C)]
+struct Collector {
+    receiver: pg_sys::DestReceiver,
+    tids: Vec<Tid>,
+    last: Option<(pg_sys::Oid, pg_sys::Datum)>,
+}
+
+type Receive = unsafe extern "C-unwind" fn(*mut pg_sys::TupleTableSlot, *mut pg_sys::DestReceiver) -> bool;
+
+impl Collector {
+    fn receiver(receive: Receive) -> pg_sys::DestReceiver {
+        pg_sys::DestReceiver {
+            receiveSlot: Some(receive),
+            rStartup: Some(start),
+            rShutdown: Some(end),
+            rDestroy: Some(end),
+            mydest: pg_sys::CommandDest::DestNone,
+        }
+    }
+}
+
+impl Default for Collector {
+    fn default() -> Self {
+        Self { receiver: Self::receiver(receive), tids: Vec::new(), last: None }
+    }
+}
+
+/// For statements whose rows are only counted, by the executor itself.
+unsafe extern "C-unwind" fn ignore(_slot: *mut pg_sys::TupleTableSlot, _receiver: *mut pg_sys::DestReceiver) -> bool {
+    true
+}
+
+/// Called for every row; calls nothing that could raise an error, and so needs no guard.
+unsafe extern "C-unwind" fn receive(slot: *mut pg_sys::TupleTableSlot, receiver: *mut pg_sys::DestReceiver) -> bool {
+    // SAFETY: the receiver is a collector, and the slot is a projection of the columns the query names, whose values are
+    // in place. A ctid is never null, and neither is a value that compared with the cutoff.
+    unsafe {
+        let collector = &mut *receiver.cast::<Collector>();
+        let slot = &*slot;
+        collector.tids.push(*(*slot.tts_values).cast_mut_ptr::<Tid>());
+        if (*slot.tts_tupleDescriptor).natts > 1 {
+            let value = *slot.tts_values.add(1);
+            let last = collector.last.get_or_insert_with(|| (second_type(slot.tts_tupleDescriptor), value));
+            last.1 = value;
+        }
+    }
+    true
+}
+
+/// # Safety
+/// `descriptor` has two columns.
+unsafe fn second_type(descriptor: pg_sys::TupleDesc) -> pg_sys::Oid {
+    // SAFETY: as promised by the caller.
+    unsafe { pg_sys::SPI_gettypeid(descriptor, 2) }
+}
+
+unsafe extern "C-unwind" fn start(_receiver: *mut pg_sys::DestReceiver, _operation: i32, _type: pg_sys::TupleDesc) {}
+
+unsafe extern "C-unwind" fn end(_receiver: *mut pg_sys::DestReceiver) {}
 
 /// # Safety
 /// `plan` is a kept plan of one statement, and there is an SPI connection.

@@ -21,6 +21,12 @@ impl Failure {
         (0..5).map(|position| char::from((((code >> (6 * position)) & 0x3f) as u8) + b'0')).collect()
     }
 
+    /// Raises it as an error of the present (sub)transaction.
+    pub fn raise(self) -> ! {
+        ErrorReport::from(self).report(pgrx::PgLogLevel::ERROR);
+        unreachable!("an error does not return")
+    }
+
     /// Somebody wants the whole operation to end, not this attempt alone.
     pub fn is_cancel(&self) -> bool {
         self.code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED
@@ -90,7 +96,7 @@ pub fn subtransaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T
         if let Err(failure) = &result
             && failure.is_cancel()
         {
-            ErrorReport::from(failure.clone()).report(pgrx::PgLogLevel::ERROR);
+            failure.clone().raise();
         }
         result
     }

@@ -294,6 +294,7 @@ fn in_sandbox<T>(rule: &Rule, work: impl FnOnce() -> Result<T, TtlError>) -> Res
         (c"enable_indexscan", c"on"),
         (c"enable_tidscan", c"on"),
         (c"max_parallel_workers_per_gather", c"0"),
+        (c"jit", c"off"),
     ];
     identity::sandboxed_as(rule.owner, || identity::with_settings(&settings, work))
 }

@@ -5,7 +5,7 @@ use super::statement::Statements;
 use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::pg::index::{self, Wanted};
-use crate::pg::plan::{Plan, Tid};
+use crate::pg::plan::{Places, Plan, Tid};
 use crate::pg::{identity, spi};
 use pgrx::datum::Json;
 
@@ -89,11 +89,12 @@ impl Scan {
         match &mut self.position {
             Position::Exhausted => Ok(Vec::new()),
             Position::Ordered { watermark } => {
+                let most = wanted + MOST_TIES;
                 let sql = self.statements.in_order(watermark.as_deref(), wanted);
                 let settings = [(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_sort", c"off")];
                 // The settings are for the planner alone: functions in the filter run under the usual ones.
-                let found = identity::with_settings(&settings, || Plan::for_search(&sql)).find(wanted + MOST_TIES);
-                if found.tids.len() == wanted + MOST_TIES {
+                let found = identity::with_settings(&settings, || Plan::for_search(&sql)).find(Places::Anywhere, most);
+                if found.tids.len() == most {
                     self.position = Position::whole_heap(leaf)?;
                 } else if found.tids.len() < wanted {
                     self.position = Position::Exhausted;
@@ -107,7 +108,7 @@ impl Scan {
                 let sql = self.statements.in_blocks(*next, to);
                 let settings =
                     [(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_indexscan", c"off")];
-                let found = identity::with_settings(&settings, || Plan::for_search(&sql)).find(0);
+                let found = identity::with_settings(&settings, || Plan::for_search(&sql)).find(Places::Anywhere, 0);
                 *next = to;
                 *step = match found.tids.len() {
                     few if few < wanted / 2 => step.saturating_mul(2).min(MOST_BLOCKS),

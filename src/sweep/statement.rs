@@ -2,6 +2,24 @@
 
 use crate::catalog::Rule;
 
+/// How a statement is told which rows it is about.
+#[derive(Clone, Copy)]
+pub enum Which {
+    /// By an array of places.
+    Listed,
+    /// By the first and last place of a range.
+    Ranged,
+}
+
+impl Which {
+    fn condition(self) -> &'static str {
+        match self {
+            Self::Listed => "ctid = ANY ($1)",
+            Self::Ranged => "ctid >= $1 AND ctid <= $2",
+        }
+    }
+}
+
 #[derive(Clone)]
 pub struct Statements {
     leaf: String,
@@ -67,7 +85,7 @@ impl Statements {
     ///
     /// The row is looked at twice: when it is locked, and when it is changed. If somebody updated it since it was found,
     /// the conditions decide about the new version.
-    pub fn remove(&self) -> String {
+    pub fn remove_unlocked(&self) -> String {
         let expired = self.expired();
         format!(
             "{} WHERE ctid = ANY (ARRAY (
@@ -76,19 +94,19 @@ impl Statements {
         )
     }
 
-    /// How many of the places still hold an expired row.
-    pub fn count_left(&self) -> String {
-        format!("SELECT count(*) FROM ONLY {} WHERE ctid = ANY ($1) AND {}", self.leaf, self.expired())
+    /// Removes what is at places whose rows are locked already.
+    pub fn remove(&self, which: Which) -> String {
+        format!("{} WHERE {} AND {}", self.action, which.condition(), self.expired())
     }
 
-    /// How many of those nobody else has locked.
-    pub fn count_unlocked(&self) -> String {
-        let expired = self.expired();
-        format!(
-            "SELECT count(*) FROM (
-                 SELECT FROM ONLY {} WHERE ctid = ANY ($1) AND {expired} FOR UPDATE SKIP LOCKED) AS unlocked",
-            self.leaf
-        )
+    /// Finds the places that still hold an expired row.
+    pub fn look(&self, which: Which) -> String {
+        format!("SELECT ctid FROM ONLY {} WHERE {} AND {}", self.leaf, which.condition(), self.expired())
+    }
+
+    /// Locks those that nobody else has locked.
+    pub fn lock(&self, which: Which) -> String {
+        format!("{} FOR UPDATE SKIP LOCKED", self.look(which))
     }
 
     /// `IS TRUE` changes nothing about the answer, but no index matches it: the rows are to be found by their places.

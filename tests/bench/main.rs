@@ -1,0 +1,74 @@
+//! `make bench`: what sweeping costs, side by side with a plain DELETE, in one run on one server.
+
+use harness::{Server, Session};
+
+const ROWS: u32 = 1_000_000;
+const REPEATS: usize = 5;
+
+fn main() {
+    let server = Server::start(&[
+        "shared_preload_libraries=pg_ttl_index",
+        "shared_buffers=1GB",
+        "max_wal_size=8GB",
+        "autovacuum=off",
+        "synchronous_commit=off",
+    ]);
+    let mut setup = Session::connect(&server, "postgres", "postgres");
+    setup.run("CREATE EXTENSION pg_ttl_index; SELECT ttl_stop_worker()");
+    println!("{ROWS} rows of about 100 bytes, half of them expired, warm cache; the best of {REPEATS} runs.");
+    println!("CPU time of the backend, and relative to one DELETE in the same column.\n");
+    println!("{:<34}{:>14}{:>22}", "", "no snapshot", "old snapshot held");
+    let mut baseline = [f64::NAN; 2];
+    for (name, sql) in [
+        ("DELETE FROM t WHERE at <= cutoff", "DELETE FROM t WHERE at <= now() - interval '1 day'".to_owned()),
+        ("CALL ttl_sweep, batches of 10000", sweep(10_000)),
+        ("CALL ttl_sweep, batches of 1000", sweep(1_000)),
+    ] {
+        let mut line = format!("{name:<34}");
+        for (column, held) in [false, true].into_iter().enumerate() {
+            let best = (0..REPEATS).map(|_| measure(&server, &sql, held)).fold(f64::INFINITY, f64::min);
+            if baseline[column].is_nan() {
+                baseline[column] = best;
+            }
+            line += &format!("{best:>9.2}s {:>5.2}x   ", best / baseline[column]);
+        }
+        println!("{line}");
+    }
+}
+
+fn sweep(batch: u32) -> String {
+    format!("CALL ttl_sweep('t'); -- {batch}")
+}
+
+/// CPU seconds of the backend for the statement on a fresh table.
+fn measure(server: &Server, sql: &str, old_snapshot: bool) -> f64 {
+    let batch = sql.rsplit_once("-- ").map_or("10000", |(_, batch)| batch);
+    let mut session = Session::connect(server, "postgres", "postgres");
+    session.run(&format!(
+        "DROP TABLE IF EXISTS t; CREATE TABLE t (id int, at timestamptz, pad text);
+         INSERT INTO t SELECT i, now() - interval '2 days' + i * interval '2 days' / {ROWS}, repeat('x', 60)
+         FROM generate_series(1, {ROWS}) AS i"
+    ));
+    session.run(&format!("SELECT ttl_create_index('t', 'at', interval '1 day', {batch})"));
+    session.run("VACUUM ANALYZE t");
+    session.run("CHECKPOINT");
+    session.run("SELECT count(*), sum(id) FROM t");
+    let mut other = Session::connect(server, "postgres", "postgres");
+    if old_snapshot {
+        other.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1");
+    }
+    let pid = session.get("SELECT pg_backend_pid()");
+    let before = cpu_seconds(&pid);
+    session.run(sql);
+    let spent = cpu_seconds(&pid) - before;
+    let left: u32 = session.get("SELECT count(*) FROM t").parse().expect("a count");
+    assert!(left <= ROWS / 2 + 1000, "{left} rows are left");
+    spent
+}
+
+fn cpu_seconds(pid: &str) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the backend");
+    let fields: Vec<_> = stat.rsplit_once(") ").expect("a name").1.split(' ').collect();
+    let ticks: u32 = fields[11..13].iter().map(|field| field.parse::<u32>().expect("a number")).sum();
+    f64::from(ticks) / 100.0
+}
