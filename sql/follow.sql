@@ -58,9 +58,9 @@ BEGIN
                     rule.relid, rule.relowner, rule.filter, rule.filter_attnums, rule.filter_columns)
             WHERE t.id = rule.id;
         EXCEPTION WHEN OTHERS THEN
-            -- The user's DDL goes through; the rule says why it no longer works.
+            -- The user's DDL goes through; the rule says why it no longer works, and a sweep under way notices.
             UPDATE @extschema@.ttl_index_table t
-            SET last_error = SQLERRM, last_error_code = SQLSTATE, last_error_at = now()
+            SET last_error = SQLERRM, last_error_code = SQLSTATE, last_error_at = now(), version = t.version + 1
             WHERE t.id = rule.id AND (t.last_error, t.last_error_code) IS DISTINCT FROM (SQLERRM, SQLSTATE);
         END;
     END LOOP;

@@ -117,14 +117,14 @@ impl Remover {
     }
 }
 
-/// Removes what is at `tids`, in as many attempts as it takes. `guarded` does what has to be done around each, and
-/// returns `None` to stop.
+/// Removes what is at `tids`, in as many attempts as it takes, and adds up what they did, also those before a failure.
+/// `guarded` does what has to be done around each, and returns `None` to stop.
 pub fn remove(
     scope: Scope,
     tids: &[Tid],
+    total: &mut Done,
     mut guarded: impl FnMut(&dyn Fn(&Remover) -> Done) -> Result<Option<Done>, TtlError>,
-) -> Result<Done, Failure> {
-    let mut total = Done::default();
+) -> Result<(), Failure> {
     let mut parts = vec![tids];
     while let Some(part) = parts.pop() {
         match scope.attempt(|| guarded(&|remover| remover.remove_together(part))) {
@@ -142,7 +142,7 @@ pub fn remove(
             },
         }
     }
-    Ok(total)
+    Ok(())
 }
 
 /// Whether leaving out some rows can help. It cannot when the statement was cancelled or could not get at the table.
@@ -159,5 +159,6 @@ fn is_about_rows(failure: &Failure) -> bool {
             | PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY
             | PgSqlErrorCode::ERRCODE_DISK_FULL
             | PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE
+            | PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED
     )
 }

@@ -18,7 +18,7 @@ use crate::pg::board::{self, Progress};
 use crate::pg::plan::Tid;
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{identity, process, spi};
-use batch::Remover;
+use batch::{Done, Remover};
 use leaf::{Leaf, Leaves};
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
@@ -171,7 +171,8 @@ impl Sweep {
         let (rule, catalog, leaf, statements) = (&self.rule, &self.catalog, &work.leaf, &work.statements);
         let mut first = self.tally.batches == 0;
         let mut outdated = None;
-        let removed = batch::remove(self.scope, &tids, |change| {
+        let mut done = Done::default();
+        let result = batch::remove(self.scope, &tids, &mut done, |change| {
             outdated = match catalog.claim(rule)? {
                 Claim::Held => None,
                 Claim::Busy => Some(Step::Busy),
@@ -192,16 +193,14 @@ impl Sweep {
                 first = false;
             }
             Ok(Some(done))
-        })?;
-        if let Some(step) = outdated {
-            return Ok(step);
-        }
-        self.tally.rows += removed.removed;
+        });
+        self.tally.rows += done.removed;
         self.tally.batches += 1;
-        self.tally.blocked += removed.blocked;
-        self.tally.locked += removed.locked;
-        self.tally.blocked_by = removed.blocked_by.or(self.tally.blocked_by.take());
-        Ok(Step::Removed(removed.removed))
+        self.tally.blocked += done.blocked;
+        self.tally.locked += done.locked;
+        self.tally.blocked_by = done.blocked_by.or(self.tally.blocked_by.take());
+        result?;
+        Ok(outdated.unwrap_or(Step::Removed(done.removed)))
     }
 
     /// Writes down how the sweep ended, if there is anything to write. Returns how many times in a row the rule has
