@@ -41,6 +41,7 @@ BEGIN
             LEFT JOIN pg_attribute f ON f.attrelid = b.relid AND f.attnum = used.attnum AND NOT f.attisdropped
         ) AS filter_now
         WHERE (t.soft_delete_column, t.filter_columns) IS DISTINCT FROM (mark.attname, filter_now.names)
+          AND b.faulty_columns IS DISTINCT FROM filter_now.names || mark.attname::text
     LOOP
         BEGIN
             IF rule.soft_delete_column IS NOT NULL AND rule.mark_now IS NULL THEN
@@ -57,7 +58,9 @@ BEGIN
                 filter = @extschema@.ttl_rename_filter(
                     rule.relid, rule.relowner, rule.filter, rule.filter_attnums, rule.filter_columns)
             WHERE t.id = rule.id;
-        EXCEPTION WHEN OTHERS THEN
+        EXCEPTION WHEN OTHERS OR assert_failure THEN
+            UPDATE @extschema@.ttl_binding b SET faulty_columns = rule.filter_columns_now || rule.mark_now::text
+            WHERE b.rule_id = rule.id;
             -- The user's DDL goes through; the rule says why it no longer works, and a sweep under way notices.
             UPDATE @extschema@.ttl_index_table t
             SET last_error = SQLERRM, last_error_code = SQLSTATE, last_error_at = now(), version = t.version + 1

@@ -48,6 +48,8 @@ pub enum TtlError {
     FilterVolatile,
     #[error("cannot use a system column or the whole row in a TTL filter")]
     FilterWholeRow,
+    #[error("triggers of table {0}, behind a foreign key, would run with the rights of another role")]
+    CascadeTriggers(String),
     #[error("ttl_sweep cannot run inside a transaction block")]
     CannotCommit,
     #[error("extension pg_ttl_index is not installed in this database")]
@@ -67,7 +69,7 @@ impl TtlError {
             | Self::GivenAndReset(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Self::UnknownTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
             Self::NotATable { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
-            Self::SystemTable(_) | Self::NotOwner(_) => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            Self::SystemTable(_) | Self::NotOwner(_) | Self::CascadeTriggers(_) => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
             Self::TemporaryTable | Self::NotAHeap(_) | Self::FilterSubquery | Self::FilterWholeRow => {
                 Code::ERRCODE_FEATURE_NOT_SUPPORTED
             }

@@ -16,6 +16,8 @@ static BATCH_DELAY: GucSetting<i32> = GucSetting::<i32>::new(0);
 static MAX_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 /// Milliseconds a sweep waits for a lock on a table.
 static LOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(1_000);
+/// Milliseconds that a worker gives one batch, and the code of users in it; 0 is for ever.
+static BATCH_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(300_000);
 /// Minutes that the history of a sweep is kept.
 static HISTORY_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(7 * 24 * 60);
 
@@ -72,6 +74,14 @@ pub fn init() {
         GucFlags::UNIT_MS,
     );
     int(
+        c"pg_ttl_index.batch_timeout",
+        c"Sets how long a batch of a worker may take before its rule fails.",
+        &BATCH_TIMEOUT,
+        0,
+        i32::MAX,
+        GucFlags::UNIT_MS,
+    );
+    int(
         c"pg_ttl_index.history_retention",
         c"Sets how long the history of a sweep is kept.",
         &HISTORY_RETENTION,
@@ -104,6 +114,10 @@ pub fn max_workers() -> usize {
 
 pub fn lock_timeout() -> Duration {
     Duration::from_millis(LOCK_TIMEOUT.get().unsigned_abs().into())
+}
+
+pub fn batch_timeout_ms() -> i32 {
+    BATCH_TIMEOUT.get()
 }
 
 pub fn history_retention() -> Duration {

@@ -77,12 +77,20 @@ impl Catalog {
     pub fn insert(&self, schema: &str, table: &str, column: &str, definition: &Definition<'_>) -> Result<(), TtlError> {
         let sql = format!(
             "INSERT INTO {}.ttl_index_table (schema_name, table_name, column_name, {DEFINITION})
-             VALUES ($11, $12, $13, {VALUES})",
+             VALUES ($11, $12, $13, {VALUES}) RETURNING id",
             self.schema
         );
+        let release =
+            format!("UPDATE {}.ttl_binding SET held_by = NULL, held_since = NULL WHERE rule_id = $1", self.schema);
         let mut values = definition.values();
         values.extend([schema.into(), table.into(), column.into()]);
-        self.with_rights(|| spi::execute(&sql, &values)).map(|_| ())
+        self.with_rights(|| {
+            let ids = spi::query(&sql, &values, |row| Ok(row.get::<i64>(1)?.unwrap_or_default()))?;
+            for id in ids {
+                spi::execute(&release, &[id.into()])?;
+            }
+            Ok(())
+        })
     }
 
     /// Redefines a rule. Statistics and a pause stay; a fault of the old definition is forgotten.

@@ -75,6 +75,13 @@ impl Catalog {
         self.rules_where(condition, &[relid.into(), access::current_role().into()])
     }
 
+    /// The active rules that workers may sweep: all but those that a session which may be restoring a dump has brought.
+    pub fn rules_for_workers(&self) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
+        let condition = "t.active AND (b.held_by IS NULL OR NOT EXISTS (
+                             SELECT FROM pg_stat_get_activity(b.held_by) a WHERE a.backend_start = b.held_since))";
+        self.rules_where(condition, &[])
+    }
+
     /// A rule that the current role may see, active or not.
     pub fn visible_rule(&self, id: i64) -> Result<Option<Rule>, TtlError> {
         if !self.visible_rules()?.contains(&id) {
@@ -150,41 +157,44 @@ impl Catalog {
     }
 
     /// Makes the current transaction the one sweeper of a rule until it ends, if no other is and the rule is still the
-    /// one that was loaded.
+    /// one that was loaded. Until then nobody can change the rule: a change that has committed is never followed by
+    /// removals under the old definition. Waits for nobody.
     pub fn claim(&self, rule: &Rule) -> Result<Claim, TtlError> {
-        // The version is read after the lock is held: a change that committed before is seen, and one that comes later
-        // orders itself after this batch.
+        let lock = "SELECT pg_try_advisory_xact_lock($1, ($2 % 2147483648)::integer)";
+        if spi::read(lock, &[ADVISORY_LOCK_CLASS.into(), rule.id.into()], |row| row.get(1))? != [Some(true)] {
+            return Ok(Claim::Busy);
+        }
+        if self.has_changed(rule)? {
+            return Ok(Claim::Changed);
+        }
         let sql = format!(
-            "SELECT pg_try_advisory_xact_lock($2, ($1 % 2147483648)::integer),
-                    (SELECT t.version FROM {}.ttl_index_table t WHERE t.id = $1 AND t.active) = $3",
+            "SELECT FROM {}.ttl_index_table WHERE id = $1 AND active AND version = $2 FOR NO KEY UPDATE SKIP LOCKED",
             self.schema
         );
-        let args = [rule.id.into(), ADVISORY_LOCK_CLASS.into(), rule.version.into()];
-        let claim = self.with_rights(|| {
-            spi::read(&sql, &args, |row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default())))
-        })?;
-        Ok(match claim[..] {
-            [(true, true)] => Claim::Held,
-            [(true, false)] => Claim::Changed,
-            _ => Claim::Busy,
-        })
+        let locked = self.with_rights(|| spi::execute(&sql, &[rule.id.into(), rule.version.into()]))?;
+        Ok(if locked == 1 { Claim::Held } else { Claim::Busy })
+    }
+
+    /// Whether the rule is not the one that was loaded any more.
+    pub fn has_changed(&self, rule: &Rule) -> Result<bool, TtlError> {
+        let sql = format!("SELECT FROM {}.ttl_index_table WHERE id = $1 AND active AND version = $2", self.schema);
+        let same = self.with_rights(|| spi::read(&sql, &[rule.id.into(), rule.version.into()], |_| Ok(())))?;
+        Ok(same.is_empty())
     }
 }
 
 fn rule(id: i64, row: &spi::Row<'_>) -> Result<Rule, Failure> {
     let read = || -> Result<Result<Rule, Failure>, TtlError> {
         let text = |ordinal| Ok::<String, TtlError>(row.get(ordinal)?.unwrap_or_default());
-        let undefined = |message| Err(Failure { code: PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN, message });
+        let undefined = |message| Err(Failure::new(PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN, message));
         if row.get(21)?.unwrap_or(true) {
             return Ok(undefined(text(22)?));
         }
         let column = text(12)?;
         let type_oid = access::base_type(row.get(14)?.unwrap_or_default());
         let Some(source) = Source::of_type(type_oid.to_u32()) else {
-            return Ok(Err(Failure {
-                code: PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH,
-                message: format!("column \"{column}\" has a type that cannot expire"),
-            }));
+            let message = format!("column \"{column}\" has a type that cannot expire");
+            return Ok(Err(Failure::new(PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH, message)));
         };
         let mark = match (row.get::<String>(15)?, row.get::<Oid>(16)?) {
             (Some(name), Some(type_oid)) => match Mark::of_type(access::base_type(type_oid).to_u32()) {

@@ -3,7 +3,8 @@
 use once_cell::sync::OnceCell;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
-use pgrx::{PGRXSharedMemory, PgLwLock, pg_shmem_init};
+use pgrx::{PGRXSharedMemory, PgLwLock, PgTryBuilder, pg_shmem_init};
+use std::panic::AssertUnwindSafe;
 
 const SLOTS: usize = 128;
 
@@ -134,19 +135,22 @@ pub fn report(progress: Option<Progress>) {
     with_own_slot(|slot| slot.progress = progress);
 }
 
-/// Takes a slot for a sweep in a user's session; it is given back by [`leave_session`], or when the transaction fails.
-pub fn enter_session() {
-    if is_preloaded() && take_slot(Role::Session).is_some() {
-        pgrx::register_xact_callback(pgrx::PgXactCallbackEvent::Abort, leave_session);
-    }
-}
-
-pub fn leave_session() {
-    with_own_slot(|slot| {
-        if slot.role == Role::Session {
-            *slot = Slot::default();
-        }
-    });
+/// Runs `work` with a slot for a sweep in a user's session, which is given back however it ends.
+pub fn with_session_slot<T>(work: impl FnOnce() -> T) -> T {
+    take_slot(Role::Session);
+    let work = AssertUnwindSafe(work);
+    PgTryBuilder::new(move || {
+        let work = work;
+        (work.0)()
+    })
+    .finally(|| {
+        with_own_slot(|slot| {
+            if slot.role == Role::Session {
+                *slot = Slot::default();
+            }
+        });
+    })
+    .execute()
 }
 
 pub fn report_next_pass(at: i64) {

@@ -14,6 +14,8 @@ pub struct Wanted<'a> {
     pub method: &'a str,
     /// What holds for every row the rule is looking for: an index may leave out the others.
     pub condition: Option<&'a str>,
+    /// Whether it is for a query now, and not for later ones.
+    pub at_once: bool,
     /// What the index itself must guarantee of its rows, so that others are never scanned.
     pub guarantee: Option<&'a str>,
 }
@@ -77,9 +79,24 @@ impl Index {
             form.indisvalid
                 && form.indisready
                 && form.indislive
+                && (!wanted.at_once || self.is_usable_at_once())
                 && (*(*self.0).rd_rel).relam == method
                 && *form.indkey.values.as_ptr() == wanted.attnum
                 && *(*self.0).rd_opfamily == pg_sys::get_opclass_family(opclass)
+        }
+    }
+}
+
+impl Index {
+    /// An index that was built over rows updated before its time serves only transactions that began after it.
+    fn is_usable_at_once(&self) -> bool {
+        // SAFETY: an open index has its catalog tuple.
+        unsafe {
+            let header = &*(*(*self.0).rd_indextuple).t_data;
+            let frozen = pg_sys::HEAP_XMIN_FROZEN as u16;
+            !(*(*self.0).rd_index).indcheckxmin
+                || header.t_infomask & frozen == frozen
+                || pg_sys::TransactionIdPrecedes(header.t_choice.t_heap.t_xmin, pg_sys::TransactionXmin)
         }
     }
 }

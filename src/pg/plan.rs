@@ -1,6 +1,7 @@
 //! Statements planned once, under settings that then need not be in force while they run.
 
 use pgrx::pg_sys;
+use pgrx::prelude::*;
 use pgrx::spi::Spi;
 use std::ffi::{CStr, CString};
 
@@ -50,14 +51,16 @@ impl Plan {
     fn new(sql: &str, parameters: &mut [pg_sys::Oid]) -> Self {
         let sql = CString::new(sql).unwrap_or_default();
         Spi::connect(|_| {
-            // SAFETY: within an SPI connection; the plan is kept, and released by Drop.
+            // SAFETY: within an SPI connection. The statement is kept before it is planned, because keeping it discards a
+            // plan; Drop frees it, also if planning fails. A kept statement's plan is pinned by the resource owner.
             unsafe {
                 let options = pg_sys::CURSOR_OPT_GENERIC_PLAN as i32;
                 let count = parameters.len() as i32;
                 let plan = pg_sys::SPI_prepare_cursor(sql.as_ptr(), count, parameters.as_mut_ptr(), options);
                 pg_sys::SPI_keepplan(plan);
-                plan_now(plan);
-                Self(plan)
+                let kept = Self(plan);
+                pg_sys::ReleaseCachedPlan(pg_sys::SPI_plan_get_cached_plan(plan), pg_sys::CurrentResourceOwner);
+                kept
             }
         })
     }
@@ -121,11 +124,10 @@ impl Plan {
 }
 
 impl Drop for Plan {
+    /// Also while unwinding: a kept plan outlives the transaction, so its abort does not free it.
     fn drop(&mut self) {
-        if !std::thread::panicking() {
-            // SAFETY: kept by us and not used any more.
-            unsafe { pg_sys::SPI_freeplan(self.0) };
-        }
+        // SAFETY: kept by us and not used any more; needs neither a connection nor a transaction.
+        unsafe { pg_sys::SPI_freeplan(self.0) };
     }
 }
 
@@ -176,15 +178,20 @@ unsafe extern "C-unwind" fn ignore(_slot: *mut pg_sys::TupleTableSlot, _receiver
     true
 }
 
-/// Called for every row; calls nothing that could raise an error, and so needs no guard.
+/// Called for every row.
+#[pg_guard]
 unsafe extern "C-unwind" fn receive(slot: *mut pg_sys::TupleTableSlot, receiver: *mut pg_sys::DestReceiver) -> bool {
-    // SAFETY: the receiver is a collector, and the slot is a projection of the columns the query names, whose values are
-    // in place. A ctid is never null, and neither is a value that compared with the cutoff.
+    // SAFETY: the receiver is a collector, and the slot has the columns the query names; they are put in place unless
+    // they are, as in a projection. A ctid is never null, and neither is a value that compared with the cutoff.
     unsafe {
+        let columns = (*(*slot).tts_tupleDescriptor).natts;
+        if i32::from((*slot).tts_nvalid) < columns {
+            pg_sys::slot_getsomeattrs_int(slot, columns);
+        }
         let collector = &mut *receiver.cast::<Collector>();
         let slot = &*slot;
         collector.tids.push(*(*slot.tts_values).cast_mut_ptr::<Tid>());
-        if (*slot.tts_tupleDescriptor).natts > 1 {
+        if columns > 1 {
             let value = *slot.tts_values.add(1);
             let last = collector.last.get_or_insert_with(|| (second_type(slot.tts_tupleDescriptor), value));
             last.1 = value;
@@ -203,10 +210,3 @@ unsafe fn second_type(descriptor: pg_sys::TupleDesc) -> pg_sys::Oid {
 unsafe extern "C-unwind" fn start(_receiver: *mut pg_sys::DestReceiver, _operation: i32, _type: pg_sys::TupleDesc) {}
 
 unsafe extern "C-unwind" fn end(_receiver: *mut pg_sys::DestReceiver) {}
-
-/// # Safety
-/// `plan` is a kept plan of one statement, and there is an SPI connection.
-unsafe fn plan_now(plan: pg_sys::SPIPlanPtr) {
-    // SAFETY: as promised by the caller; the plan of a kept statement is pinned by the current resource owner.
-    unsafe { pg_sys::ReleaseCachedPlan(pg_sys::SPI_plan_get_cached_plan(plan), pg_sys::CurrentResourceOwner) };
-}

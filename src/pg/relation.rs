@@ -7,9 +7,12 @@ use std::ffi::CStr;
 /// something else.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    namespace: pg_sys::Oid,
+    namespace: String,
     name: String,
+    /// Whether it is a partition or child of another relation: one that was detached is not swept on.
+    has_parent: bool,
     owner: pg_sys::Oid,
+    has_triggers: bool,
     columns: Vec<(i16, String, pg_sys::Oid)>,
 }
 
@@ -18,10 +21,20 @@ impl Shape {
         self.owner
     }
 
+    /// Whether it has triggers, those of foreign keys included.
+    pub fn has_triggers(&self) -> bool {
+        self.has_triggers
+    }
+
     /// The name of a column.
     pub fn column(&self, attnum: i16) -> Option<&str> {
         self.columns.iter().find(|column| column.0 == attnum).map(|column| column.1.as_str())
     }
+}
+
+unsafe extern "C-unwind" {
+    /// Whether `pg_inherits` has a parent of the relation.
+    fn has_superclass(relid: pg_sys::Oid) -> bool;
 }
 
 /// How a relation is going to be used.
@@ -52,7 +65,18 @@ pub fn lock(relid: pg_sys::Oid, lock: Lock) -> Option<Shape> {
             .filter(|attribute| !attribute.attisdropped)
             .map(|attribute| (attribute.attnum, text(&attribute.attname), attribute.atttypid))
             .collect();
-        let shape = Shape { namespace: form.relnamespace, name: text(&form.relname), owner: form.relowner, columns };
+        let namespace = pg_sys::get_namespace_name(form.relnamespace);
+        let namespace =
+            if namespace.is_null() { String::new() } else { CStr::from_ptr(namespace).to_string_lossy().into_owned() };
+        let has_parent = pg_sys::ffi::pg_guard_ffi_boundary(|| has_superclass(relid));
+        let shape = Shape {
+            namespace,
+            name: text(&form.relname),
+            has_parent,
+            owner: form.relowner,
+            has_triggers: form.relhastriggers,
+            columns,
+        };
         pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
         Some(shape)
     }

@@ -1,17 +1,23 @@
 //! Work that fails alone.
 
 use crate::error::TtlError;
+use crate::guc;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReport};
 use pgrx::{PgSqlErrorCode, PgTryBuilder, function_name, pg_sys};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::ptr;
 
+/// The function of PostgreSQL that raises the error of a cancel or timeout.
+const CANCELLED_IN: &str = "ProcessInterrupts";
+
 /// Why an attempt came to nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
     pub code: PgSqlErrorCode,
     pub message: String,
+    /// Somebody wants the whole operation to end, not this attempt alone. The code does not tell: user code can raise it.
+    pub is_cancel: bool,
 }
 
 impl Failure {
@@ -27,9 +33,8 @@ impl Failure {
         unreachable!("an error does not return")
     }
 
-    /// Somebody wants the whole operation to end, not this attempt alone.
-    pub fn is_cancel(&self) -> bool {
-        self.code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED
+    pub fn new(code: PgSqlErrorCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), is_cancel: false }
     }
 }
 
@@ -41,13 +46,14 @@ impl fmt::Display for Failure {
 
 impl From<TtlError> for Failure {
     fn from(error: TtlError) -> Self {
-        Self { code: error.code(), message: error.to_string() }
+        Self::new(error.code(), error.to_string())
     }
 }
 
 impl From<Failure> for ErrorReport {
     fn from(failure: Failure) -> Self {
-        ErrorReport::new(failure.code, failure.message, function_name!())
+        let raised_in = if failure.is_cancel { CANCELLED_IN } else { function_name!() };
+        ErrorReport::new(failure.code, failure.message, raised_in)
     }
 }
 
@@ -94,7 +100,7 @@ pub fn subtransaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T
         pg_sys::MemoryContextSwitchTo(context);
         pg_sys::CurrentResourceOwner = owner;
         if let Err(failure) = &result
-            && failure.is_cancel()
+            && failure.is_cancel
         {
             failure.clone().raise();
         }
@@ -108,6 +114,7 @@ fn transaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failu
     unsafe {
         pg_sys::SetCurrentStatementStartTimestamp();
         pg_sys::StartTransactionCommand();
+        set_time_limit(guc::batch_timeout_ms());
         let result = catch(|| {
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             let done = work()?;
@@ -115,6 +122,7 @@ fn transaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failu
             pg_sys::CommitTransactionCommand();
             Ok(done)
         });
+        set_time_limit(0);
         if result.is_err() {
             pg_sys::AbortCurrentTransaction();
         }
@@ -125,12 +133,34 @@ fn transaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failu
     }
 }
 
+unsafe extern "C-unwind" {
+    fn enable_timeout_after(id: i32, delay_ms: i32);
+    fn disable_timeout(id: i32, keep_indicator: bool);
+}
+
+/// `TimeoutId` of the statement timeout, which background workers have but do not set by themselves.
+const STATEMENT_TIMEOUT: i32 = 3;
+
+/// Has the transaction cancelled after this time; 0 takes the limit back.
+fn set_time_limit(milliseconds: i32) {
+    // SAFETY: the timeout was registered when the process connected; setting it raises no error.
+    unsafe {
+        if milliseconds > 0 {
+            enable_timeout_after(STATEMENT_TIMEOUT, milliseconds);
+        } else {
+            disable_timeout(STATEMENT_TIMEOUT, false);
+        }
+    }
+}
+
 /// Commits, and begins the next transaction.
 fn commit_procedure() {
     // SAFETY: the procedure connected to SPI as non-atomic, and no subtransaction is open.
     unsafe {
         pg_sys::SPI_commit();
         pg_sys::SPI_start_transaction();
+        // What comes next may call functions outside SPI, which need a snapshot; the next commit forgets it.
+        pg_sys::EnsurePortalSnapshotExists();
     }
 }
 
@@ -142,10 +172,13 @@ fn catch<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
     })
     .catch_others(|error| match error {
         CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => {
-            Err(Failure { code: report.sql_error_code(), message: report.message().into() })
+            let code = report.sql_error_code();
+            let is_cancel =
+                code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED && report.function_name() == Some(CANCELLED_IN);
+            Err(Failure { code, message: report.message().into(), is_cancel })
         }
         CaughtError::RustPanic { ereport, .. } => {
-            Err(Failure { code: PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, message: ereport.message().into() })
+            Err(Failure::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, ereport.message()))
         }
     })
     .execute()

@@ -50,6 +50,7 @@ pub fn ensure(
             attnum: column.attnum,
             method: &method.to_string(),
             condition: conditions.all().as_deref(),
+            at_once: false,
             // An index without the mark in its predicate would have marked rows scanned again by every sweep.
             guarantee: conditions.unmarked.as_deref(),
         })

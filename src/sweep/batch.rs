@@ -6,6 +6,7 @@ use crate::pg::identity;
 use crate::pg::plan::{Places, Plan, Tid, position};
 use crate::pg::transaction::{Failure, Scope, subtransaction};
 use pgrx::PgSqlErrorCode;
+use std::cell::Cell;
 
 /// A failing batch is halved until parts are this small; their rows are then tried one by one. So a few bad rows cost
 /// a few statements each, and a batch of nothing but bad rows no more than one statement a row.
@@ -65,9 +66,9 @@ impl Remover {
         // Others have locked, updated or removed the rest, or a trigger keeps it.
         let left = self.look.run(Places::These(tids));
         let kept = if left == 0 { 0 } else { self.lock.run(Places::These(tids)) };
-        let blocked_by = (kept > 0).then(|| Failure {
-            code: PgSqlErrorCode::ERRCODE_TRIGGERED_ACTION_EXCEPTION,
-            message: "a trigger or rule of the table keeps the row".into(),
+        let blocked_by = (kept > 0).then(|| {
+            let code = PgSqlErrorCode::ERRCODE_TRIGGERED_ACTION_EXCEPTION;
+            Failure::new(code, "a trigger or rule of the table keeps the row")
         });
         Done { removed: removed as i64, locked: (left - kept) as i64, blocked: kept as i64, blocked_by }
     }
@@ -126,11 +127,18 @@ pub fn remove(
     mut guarded: impl FnMut(&dyn Fn(&Remover) -> Done) -> Result<Option<Done>, TtlError>,
 ) -> Result<(), Failure> {
     let mut parts = vec![tids];
+    // Set once an attempt has all its locks: what fails then fails on the rows.
+    let reached_rows = Cell::new(false);
     while let Some(part) = parts.pop() {
-        match scope.attempt(|| guarded(&|remover| remover.remove_together(part))) {
+        reached_rows.set(false);
+        let together = |remover: &Remover| {
+            reached_rows.set(true);
+            remover.remove_together(part)
+        };
+        match scope.attempt(|| guarded(&together)) {
             Ok(Some(done)) => total.add(done),
             Ok(None) => break,
-            Err(failure) if !is_about_rows(&failure) => return Err(failure),
+            Err(failure) if !reached_rows.get() || !is_about_rows(&failure) => return Err(failure),
             Err(_) if part.len() > ONE_BY_ONE => {
                 let (first, second) = part.split_at(part.len() / 2);
                 parts.extend([second, first]);
@@ -145,20 +153,19 @@ pub fn remove(
     Ok(())
 }
 
-/// Whether leaving out some rows can help. It cannot when the statement was cancelled or could not get at the table.
+/// Whether leaving out some rows can help. It cannot when somebody cancelled, when resources are short, or when the code
+/// that runs for every row is broken.
 fn is_about_rows(failure: &Failure) -> bool {
-    !matches!(
-        failure.code,
-        PgSqlErrorCode::ERRCODE_QUERY_CANCELED
-            | PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE
-            | PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE
-            | PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN
-            | PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION
-            | PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE
-            | PgSqlErrorCode::ERRCODE_READ_ONLY_SQL_TRANSACTION
-            | PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY
-            | PgSqlErrorCode::ERRCODE_DISK_FULL
-            | PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE
-            | PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED
-    )
+    !failure.is_cancel
+        && !matches!(
+            failure.code,
+            PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE
+                | PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN
+                | PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION
+                | PgSqlErrorCode::ERRCODE_READ_ONLY_SQL_TRANSACTION
+                | PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY
+                | PgSqlErrorCode::ERRCODE_DISK_FULL
+                | PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE
+                | PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED
+        )
 }

@@ -21,8 +21,11 @@ pub struct Limits {
 /// An error in a rule of the table that was asked for is the caller's; without one, it is reported and the other rules
 /// go on.
 pub fn sweep(relid: Option<Oid>, trigger: Trigger, scope: Scope, limits: Limits) -> Result<i64, Failure> {
+    board::with_session_slot(|| sweep_rules(relid, trigger, scope, limits))
+}
+
+fn sweep_rules(relid: Option<Oid>, trigger: Trigger, scope: Scope, limits: Limits) -> Result<i64, Failure> {
     let catalog = Catalog::open()?;
-    board::enter_session();
     let started = Instant::now();
     let mut total = 0;
     for rule in catalog.active_rules(relid)? {
@@ -47,7 +50,6 @@ pub fn sweep(relid: Option<Oid>, trigger: Trigger, scope: Scope, limits: Limits)
             Err(failure) => warning!("TTL rule {id} failed: {failure}"),
         }
     }
-    board::leave_session();
     Ok(total)
 }
 

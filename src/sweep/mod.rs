@@ -173,21 +173,29 @@ impl Sweep {
         let mut outdated = None;
         let mut done = Done::default();
         let result = batch::remove(self.scope, &tids, &mut done, |change| {
-            outdated = match catalog.claim(rule)? {
-                Claim::Held => None,
-                Claim::Busy => Some(Step::Busy),
-                Claim::Changed => Some(Step::Outdated),
+            // The table's lock first and then the rule's, as DDL and registration take them.
+            outdated = if in_sandbox(rule, || Ok(leaf.is_unchanged_for_changing()))? {
+                match catalog.claim(rule)? {
+                    Claim::Held => None,
+                    Claim::Busy => Some(Step::Busy),
+                    Claim::Changed => Some(Step::Outdated),
+                }
+            } else {
+                Some(Step::Outdated)
             };
-            if outdated.is_none() && !in_sandbox(rule, || Ok(leaf.is_unchanged_for_changing()))? {
-                outdated = Some(Step::Outdated);
-            }
             if outdated.is_some() {
                 return Ok(None);
             }
+            in_sandbox(rule, || leaf.check_cascades(rule))?;
             // Deferred triggers would otherwise fire at commit, with the rights of whoever commits. Those that the caller
             // has pending fire now, as the caller.
             spi::execute("SET CONSTRAINTS ALL IMMEDIATE", &[])?;
-            let done = in_sandbox(rule, || Ok(change(work.remover.get_or_insert_with(|| Remover::new(statements)))))?;
+            let done = in_sandbox(rule, || {
+                let remover = work.remover.get_or_insert_with(|| Remover::new(statements));
+                // The table's own lock is held: what is waited for now is behind a cascade or a trigger, and blocks one
+                // row, not the sweep.
+                Ok(identity::with_settings(&[(c"lock_timeout", c"100ms")], || change(remover)))
+            })?;
             if done.removed > 0 {
                 catalog.record_batch(rule.id, done.removed, first)?;
                 first = false;
@@ -219,20 +227,23 @@ impl Sweep {
         }
         self.scope
             .attempt(|| {
-                self.catalog.record_outcome(&Outcome {
-                    rule_id: self.rule.id,
-                    trigger: self.trigger,
-                    started_at: self.started_at,
-                    rows: self.tally.rows,
-                    batches: self.tally.batches,
-                    blocked_rows: self.tally.blocked,
-                    locked_rows: self.tally.locked,
-                    wal_bytes: self.tally.wal_bytes,
-                    skipped,
-                    blocked_by: self.tally.blocked_by.as_ref(),
-                    failure: end.as_ref().err(),
-                    complete,
-                })
+                record(
+                    &self.catalog,
+                    &Outcome {
+                        rule_id: self.rule.id,
+                        trigger: self.trigger,
+                        started_at: self.started_at,
+                        rows: self.tally.rows,
+                        batches: self.tally.batches,
+                        blocked_rows: self.tally.blocked,
+                        locked_rows: self.tally.locked,
+                        wal_bytes: self.tally.wal_bytes,
+                        skipped,
+                        blocked_by: self.tally.blocked_by.as_ref(),
+                        failure: end.as_ref().err(),
+                        complete,
+                    },
+                )
             })
             .map(Some)
     }
@@ -240,7 +251,7 @@ impl Sweep {
 
 /// Whether the rule is not the one that was loaded any more.
 fn has_changed(catalog: &Catalog, rule: &Rule, scope: Scope) -> Result<bool, Failure> {
-    Ok(scope.attempt(|| catalog.claim(rule))? == Claim::Changed)
+    scope.attempt(|| catalog.has_changed(rule))
 }
 
 /// Writes down that a rule could not even be loaded.
@@ -252,21 +263,30 @@ pub fn record_failure(
     failure: &Failure,
 ) -> Result<i32, Failure> {
     scope.attempt(|| {
-        catalog.record_outcome(&Outcome {
-            rule_id,
-            trigger,
-            started_at: clock_timestamp(),
-            rows: 0,
-            batches: 0,
-            blocked_rows: 0,
-            locked_rows: 0,
-            wal_bytes: 0,
-            skipped: None,
-            blocked_by: None,
-            failure: Some(failure),
-            complete: false,
-        })
+        record(
+            catalog,
+            &Outcome {
+                rule_id,
+                trigger,
+                started_at: clock_timestamp(),
+                rows: 0,
+                batches: 0,
+                blocked_rows: 0,
+                locked_rows: 0,
+                wal_bytes: 0,
+                skipped: None,
+                blocked_by: None,
+                failure: Some(failure),
+                complete: false,
+            },
+        )
     })
+}
+
+/// Waits for the rule's row no longer than for a table: somebody may hold it in a transaction that is left open.
+fn record(catalog: &Catalog, outcome: &Outcome<'_>) -> Result<i32, TtlError> {
+    let lock_timeout = CString::new(guc::lock_timeout().as_millis().to_string()).unwrap_or_default();
+    identity::with_settings(&[(c"lock_timeout", lock_timeout.as_c_str())], || catalog.record_outcome(outcome))
 }
 
 /// Looks at a leaf before anything is done to it. `None` if it has changed.

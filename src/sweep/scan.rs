@@ -52,6 +52,7 @@ impl Scan {
             attnum: leaf.attnum,
             method: "btree",
             condition: (!conditions.is_empty()).then(|| conditions.join(" AND ")).as_deref(),
+            at_once: true,
             guarantee: None,
         })?;
         let position = match serving {

@@ -43,6 +43,7 @@ pub extern "C-unwind" fn pg_ttl_index_worker_main(argument: pg_sys::Datum) {
     if !may_stay() || board::take_slot(Role::Database).is_none() {
         return;
     }
+    process::report_activity(None);
     let mut worker = Worker { queue: VecDeque::new(), helpers: HashMap::new(), loaded: None };
     loop {
         process::reload_configuration();
@@ -108,7 +109,7 @@ impl Worker {
         self.helpers.retain(|_, helper| !matches!(helper.pid(), Err(BackgroundWorkerStatus::Stopped)));
         let loaded = Scope::Transaction.attempt(|| {
             let catalog = Catalog::open()?;
-            let rules = catalog.active_rules(None)?;
+            let rules = catalog.rules_for_workers()?;
             Ok((catalog, rules))
         });
         let (catalog, rules) = match loaded {

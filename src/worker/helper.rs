@@ -38,7 +38,7 @@ pub extern "C-unwind" fn pg_ttl_index_helper_main(argument: pg_sys::Datum) {
     }
     let Ok((catalog, rules)) = Scope::Transaction.attempt(|| {
         let catalog = Catalog::open()?;
-        let rules = catalog.active_rules(None)?;
+        let rules = catalog.rules_for_workers()?;
         Ok((catalog, rules))
     }) else {
         return;

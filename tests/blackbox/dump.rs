@@ -129,3 +129,13 @@ fn everything_works_where_the_library_is_not_preloaded() {
     other.run("DROP TABLE u");
     assert_eq!(db.get("SELECT count(*) FROM ttl_summary"), "0");
 }
+
+#[test]
+fn a_database_of_another_encoding_is_refused() {
+    let mut db = Database::empty();
+    let name = format!("{}_latin", db.name);
+    db.run(&format!("CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'"));
+    let error = harness::Session::connect(&db.server, &name, "postgres").error("CREATE EXTENSION pg_ttl_index");
+    assert_eq!(error.code, "0A000");
+    db.run(&format!("DROP DATABASE {name}"));
+}

@@ -148,3 +148,26 @@ fn deferred_constraints_the_caller_has_pending_are_checked_as_the_caller() {
         "1"
     );
 }
+
+#[test]
+fn triggers_of_others_behind_a_cascade_do_not_run_with_the_owners_rights() {
+    let mut db = Database::new();
+    let mallory = db.role("mallory");
+    db.run("SELECT ttl_stop_worker(); CREATE TABLE parent (id int PRIMARY KEY, at timestamptz); CREATE TABLE seen (who text)");
+    db.run(&format!("INSERT INTO parent VALUES (1, '2020-01-01'); GRANT REFERENCES, SELECT ON parent TO {mallory}; GRANT INSERT ON seen TO PUBLIC"));
+    let mut session = db.session(&mallory);
+    session.run(
+        "CREATE TABLE child (id int REFERENCES parent ON DELETE CASCADE); INSERT INTO child VALUES (1);
+                 CREATE FUNCTION trap() RETURNS trigger LANGUAGE plpgsql AS
+                     'BEGIN INSERT INTO public.seen VALUES (current_user); RETURN OLD; END';
+                 CREATE TRIGGER trap AFTER DELETE ON child FOR EACH ROW EXECUTE FUNCTION trap()",
+    );
+    db.run("SELECT ttl_create_index('parent', 'at', 60)");
+    assert_eq!(db.error("SELECT ttl_runner('parent')").code, "42501");
+    assert_eq!(db.get("SELECT count(*) FROM seen"), "0");
+    session.run(
+        "DROP TRIGGER trap ON child; CREATE TRIGGER trap BEFORE DELETE ON child FOR EACH ROW EXECUTE FUNCTION trap()",
+    );
+    assert_eq!(db.get("SELECT ttl_runner('parent')"), "1");
+    assert_eq!(db.get("SELECT who FROM seen"), mallory, "the cascade itself runs as the child's owner");
+}

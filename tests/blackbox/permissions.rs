@@ -172,3 +172,23 @@ fn temporary_objects_do_not_stand_in_for_the_catalog() {
     session.run("SELECT ttl_create_index('t', 'at', 60); ALTER TABLE t RENAME TO t2");
     assert_eq!(db.get("SELECT table_name FROM public.ttl_index_table"), "t2");
 }
+
+#[test]
+fn a_rule_that_cannot_follow_its_columns_does_not_stand_in_the_way_of_others() {
+    let mut db = Database::new();
+    let owner = db.role("mallory");
+    let mut session = db.session(&owner);
+    session.run(
+        "CREATE TABLE trap (at timestamptz, n int); CREATE TABLE mood (bad boolean); INSERT INTO mood VALUES (false);
+                 CREATE FUNCTION moody(int) RETURNS boolean LANGUAGE plpgsql AS
+                     'BEGIN IF (SELECT bad FROM public.mood) THEN PERFORM pg_sleep(1000); END IF; RETURN $1 < 5; END';
+                 CREATE DOMAIN trapped AS int CHECK (moody(VALUE)); CREATE TYPE pair AS (x trapped);
+                 CREATE FUNCTION x_of(pair) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 1'",
+    );
+    session
+        .run("SELECT ttl_create_index('trap', 'at', 60, filter => 'x_of(''(1)''::pair) = n', index_method => 'none')");
+    session.run("ALTER DOMAIN trapped ADD CHECK (VALUE > 1) NOT VALID; ALTER TABLE trap RENAME COLUMN n TO m");
+    assert_eq!(db.get("SELECT state FROM ttl_summary"), "error");
+    session.run("UPDATE mood SET bad = true");
+    db.run("SET statement_timeout = '20s'; CREATE TABLE other (x int); ALTER TABLE other RENAME TO another; DROP TABLE another");
+}

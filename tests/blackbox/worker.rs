@@ -436,3 +436,38 @@ fn progress_is_visible_to_those_who_may_see_the_rule() {
     session.wait_for("SELECT count(*) FROM ttl_progress", "0");
     assert_ne!(session.get(ROWS), "0", "a pause stops a sweep within a batch");
 }
+
+#[test]
+fn a_restored_rule_rests_until_the_restoring_session_has_ended() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    db.run(EXPIRED);
+    let mut restore = db.session("postgres");
+    restore.run(
+        "INSERT INTO ttl_index_table (schema_name, table_name, column_name, expire_after, time_zone)
+                 VALUES ('public', 't', 'at', '1 minute', 'UTC')",
+    );
+    // Foreign keys and triggers come last in a restore: two passes go by without a sweep.
+    for _ in 0..2 {
+        let before = db.get("SELECT ttl_next_pass()");
+        db.wait_for(&format!("SELECT ttl_next_pass() > '{before}'"), "t");
+    }
+    assert_eq!(db.get(ROWS), "1000");
+    drop(restore);
+    db.wait_for(ROWS, "0");
+}
+
+#[test]
+fn code_that_never_ends_fails_its_rule_and_not_the_others() {
+    let server = server(&["pg_ttl_index.batch_timeout=1s"]);
+    let mut db = database(&server);
+    db.run(
+        "CREATE TABLE stuck (at timestamptz); INSERT INTO stuck VALUES ('2020-01-01');
+            CREATE FUNCTION stuck() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(1000); RETURN OLD; END';
+            CREATE TRIGGER stuck BEFORE DELETE ON stuck FOR EACH ROW EXECUTE FUNCTION stuck()",
+    );
+    db.run(EXPIRED);
+    db.run("SELECT ttl_create_index('stuck', 'at', 60), ttl_create_index('t', 'at', 60)");
+    db.wait_for(ROWS, "0");
+    db.wait_for("SELECT state, left(last_error, 5) FROM ttl_summary WHERE table_name = 'stuck'", "error|57014");
+}
