@@ -102,9 +102,22 @@ impl Catalog {
              WHERE id = $11",
             self.schema
         );
+        // The same names may be other columns by now: the old ones were dropped, and the rule is to use these.
+        let bind = format!(
+            "UPDATE {schema}.ttl_binding b
+             SET filter_attnums = {schema}.ttl_attnums(b.relid, t.filter_columns), faulty_columns = NULL,
+                 soft_delete_attnum = ({schema}.ttl_attnums(b.relid, ARRAY[t.soft_delete_column]))[1]
+             FROM {schema}.ttl_index_table t
+             WHERE t.id = b.rule_id AND t.id = $1",
+            schema = self.schema
+        );
         let mut values = definition.values();
         values.push(id.into());
-        self.with_rights(|| spi::execute(&sql, &values)).map(|_| ())
+        self.with_rights(|| {
+            spi::execute(&sql, &values)?;
+            spi::execute(&bind, &[id.into()])?;
+            Ok(())
+        })
     }
 
     pub fn remove(&self, id: i64) -> Result<(), TtlError> {

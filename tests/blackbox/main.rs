@@ -8,6 +8,8 @@ mod filter;
 mod following;
 mod index;
 mod names;
+mod obstacles;
+mod passes;
 mod permissions;
 mod races;
 mod registration;
