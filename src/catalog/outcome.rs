@@ -28,6 +28,8 @@ impl Trigger {
 /// How a sweep ended.
 pub struct Outcome<'a> {
     pub rule_id: i64,
+    /// Of the rule as it was loaded: one that was changed since does not inherit its old errors.
+    pub version: i64,
     pub trigger: Trigger,
     pub started_at: TimestampWithTimeZone,
     pub rows: i64,
@@ -77,7 +79,7 @@ impl Catalog {
                  consecutive_failures = CASE WHEN $10 THEN consecutive_failures + 1 ELSE 0 END,
                  retry_at = CASE WHEN $10 THEN clock_timestamp()
                             + least(interval '2 seconds' * power(2, least(consecutive_failures, 20)), interval '10 minutes') END
-             WHERE id = $1
+             WHERE id = $1 AND version = $11
              RETURNING consecutive_failures",
             self.schema
         );
@@ -110,6 +112,7 @@ impl Catalog {
                     outcome.complete.into(),
                     outcome.started_at.into(),
                     failed.into(),
+                    outcome.version.into(),
                 ],
                 |row| Ok(row.get(1)?.unwrap_or_default()),
             )?;

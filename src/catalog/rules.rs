@@ -128,7 +128,7 @@ impl Catalog {
     /// Pauses or resumes the rule on a column, or every rule of the table; tells how many changed.
     pub fn set_active(&self, relid: Oid, attnum: Option<i16>, active: bool) -> Result<i32, TtlError> {
         let sql = format!(
-            "UPDATE {schema}.ttl_index_table t SET active = $3
+            "UPDATE {schema}.ttl_index_table t SET active = $3, retry_at = NULL
              FROM {schema}.ttl_binding b
              WHERE b.rule_id = t.id AND b.relid = $1 AND b.attnum = coalesce($2, b.attnum) AND t.active <> $3",
             schema = self.schema

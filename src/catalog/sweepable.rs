@@ -61,6 +61,7 @@ impl fmt::Display for Rule {
 /// A rule that cannot be swept, and why.
 pub struct Broken {
     pub rule_id: i64,
+    pub version: i64,
     pub failure: Failure,
     pub is_due: bool,
     /// Whether this was its last error already.
@@ -122,9 +123,10 @@ impl Catalog {
             spi::read(&sql, args, |row| {
                 let id = row.get(1)?.unwrap_or_default();
                 let (is_due, last_error) = (row.get(18)?.unwrap_or_default(), row.get::<String>(25)?);
+                let version = row.get(23)?.unwrap_or_default();
                 Ok(rule(id, &row).map_err(|failure| {
                     let is_known = last_error == Some(failure.to_string());
-                    Broken { rule_id: id, failure, is_due, is_known }
+                    Broken { rule_id: id, version, failure, is_due, is_known }
                 }))
             })
         })

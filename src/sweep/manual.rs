@@ -39,7 +39,7 @@ fn sweep_rules(relid: Option<Oid>, trigger: Trigger, scope: Scope, limits: Limit
             Ok(rule) => sweep_rule(&catalog, rule, trigger, scope, left, time_left),
             Err(broken) => {
                 if relid.is_none() {
-                    record_failure(&catalog, id, trigger, scope, &broken.failure)?;
+                    record_failure(&catalog, (id, broken.version), trigger, scope, &broken.failure)?;
                 }
                 Err(broken.failure)
             }

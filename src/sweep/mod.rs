@@ -231,6 +231,7 @@ impl Sweep {
                     &self.catalog,
                     &Outcome {
                         rule_id: self.rule.id,
+                        version: self.rule.version,
                         trigger: self.trigger,
                         started_at: self.started_at,
                         rows: self.tally.rows,
@@ -257,7 +258,7 @@ fn has_changed(catalog: &Catalog, rule: &Rule, scope: Scope) -> Result<bool, Fai
 /// Writes down that a rule could not even be loaded.
 pub fn record_failure(
     catalog: &Catalog,
-    rule_id: i64,
+    (rule_id, version): (i64, i64),
     trigger: Trigger,
     scope: Scope,
     failure: &Failure,
@@ -267,6 +268,7 @@ pub fn record_failure(
             catalog,
             &Outcome {
                 rule_id,
+                version,
                 trigger,
                 started_at: clock_timestamp(),
                 rows: 0,

@@ -127,7 +127,9 @@ impl Worker {
             match rule {
                 Ok(rule) if rule.is_due => self.queue.push_back(Job::Due(catalog.clone(), Box::new(rule))),
                 Ok(_) => {}
-                Err(broken) if broken.is_due => report_broken(&catalog, id, &broken.failure, broken.is_known),
+                Err(broken) if broken.is_due => {
+                    report_broken(&catalog, (id, broken.version), &broken.failure, broken.is_known)
+                }
                 Err(_) => {}
             }
         }
@@ -179,7 +181,7 @@ fn take_turn(job: Job) -> Option<Box<Sweep>> {
     let mut sweep = match job {
         Job::Begun(sweep) => sweep,
         Job::Due(catalog, rule) => {
-            let (id, known_error) = (rule.id, rule.last_error.clone());
+            let (id, known_error) = ((rule.id, rule.version), rule.last_error.clone());
             match Sweep::begin(&catalog, *rule, Trigger::Worker, Scope::Transaction) {
                 Ok(Some(sweep)) => Box::new(sweep),
                 Ok(None) => return None,
@@ -226,11 +228,11 @@ pub fn finish(sweep: Sweep, end: &Result<Step, Failure>) {
 }
 
 /// Records the error of a rule that could not be swept at all, and logs it once.
-fn report_broken(catalog: &Catalog, rule_id: i64, failure: &Failure, is_known: bool) {
+fn report_broken(catalog: &Catalog, rule: (i64, i64), failure: &Failure, is_known: bool) {
     if !is_known {
-        log!("TTL rule {rule_id} failed: {failure}");
+        log!("TTL rule {} failed: {failure}", rule.0);
     }
-    if let Err(failure) = record_failure(catalog, rule_id, Trigger::Worker, Scope::Transaction, failure) {
-        log!("TTL rule {rule_id}: its failure could not be recorded: {failure}");
+    if let Err(failure) = record_failure(catalog, rule, Trigger::Worker, Scope::Transaction, failure) {
+        log!("TTL rule {}: its failure could not be recorded: {failure}", rule.0);
     }
 }

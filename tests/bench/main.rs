@@ -3,7 +3,7 @@
 use harness::{Server, Session};
 
 const ROWS: u32 = 1_000_000;
-const REPEATS: usize = 5;
+const ROUNDS: usize = 5;
 
 fn main() {
     let server = Server::start(&[
@@ -15,25 +15,39 @@ fn main() {
     ]);
     let mut setup = Session::connect(&server, "postgres", "postgres");
     setup.run("CREATE EXTENSION pg_ttl_index; SELECT ttl_stop_worker()");
-    println!("{ROWS} rows of about 100 bytes, half of them expired, warm cache; the best of {REPEATS} runs.");
-    println!("CPU time of the backend, and relative to one DELETE in the same column.\n");
+    println!("{ROWS} rows of about 100 bytes, half of them expired, warm cache.");
+    println!("CPU time of the backend, and relative to one DELETE in the same round: medians of {ROUNDS} rounds.\n");
     println!("{:<34}{:>14}{:>22}", "", "no snapshot", "old snapshot held");
-    let mut baseline = [f64::NAN; 2];
-    for (name, sql) in [
+    let variants = [
         ("DELETE FROM t WHERE at <= cutoff", "DELETE FROM t WHERE at <= now() - interval '1 day'".to_owned()),
         ("CALL ttl_sweep, batches of 10000", sweep(10_000)),
         ("CALL ttl_sweep, batches of 1000", sweep(1_000)),
-    ] {
-        let mut line = format!("{name:<34}");
+    ];
+    // Round by round, so that what else the machine does falls on all alike.
+    let mut seconds = vec![[const { Vec::new() }; 2]; variants.len()];
+    let mut ratios = seconds.clone();
+    for _ in 0..ROUNDS {
         for (column, held) in [false, true].into_iter().enumerate() {
-            let best = (0..REPEATS).map(|_| measure(&server, &sql, held)).fold(f64::INFINITY, f64::min);
-            if baseline[column].is_nan() {
-                baseline[column] = best;
+            let times: Vec<f64> = variants.iter().map(|(_, sql)| measure(&server, sql, held)).collect();
+            for (row, time) in times.iter().enumerate() {
+                seconds[row][column].push(*time);
+                ratios[row][column].push(time / times[0]);
             }
-            line += &format!("{best:>9.2}s {:>5.2}x   ", best / baseline[column]);
+        }
+    }
+    for (row, (name, _)) in variants.iter().enumerate() {
+        let mut line = format!("{name:<34}");
+        for column in 0..2 {
+            line +=
+                &format!("{:>9.2}s {:>5.2}x   ", median(&mut seconds[row][column]), median(&mut ratios[row][column]));
         }
         println!("{line}");
     }
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 fn sweep(batch: u32) -> String {
