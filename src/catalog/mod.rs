@@ -7,7 +7,7 @@ mod sweepable;
 
 pub use outcome::{Outcome, Trigger};
 pub use rules::{Definition, RuleIndex, StoredRule};
-pub use sweepable::{Claim, Rule};
+pub use sweepable::{Broken, Claim, Rule};
 
 use crate::error::TtlError;
 use crate::pg::{identity, spi};

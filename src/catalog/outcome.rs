@@ -61,8 +61,7 @@ impl Catalog {
     }
 
     /// Writes the end of a sweep that did something, failed, or found more or less in its way than the one before.
-    /// Returns how many times in a row the rule has failed now.
-    pub fn record_outcome(&self, outcome: &Outcome<'_>) -> Result<i32, TtlError> {
+    pub fn record_outcome(&self, outcome: &Outcome<'_>) -> Result<(), TtlError> {
         let error = outcome.failure.or(outcome.blocked_by);
         let (code, message) = error.map(|failure| (failure.sqlstate(), failure.message.clone())).unzip();
         let failed = outcome.failure.is_some();
@@ -79,8 +78,7 @@ impl Catalog {
                  consecutive_failures = CASE WHEN $10 THEN consecutive_failures + 1 ELSE 0 END,
                  retry_at = CASE WHEN $10 THEN clock_timestamp()
                             + least(interval '2 seconds' * power(2, least(consecutive_failures, 20)), interval '10 minutes') END
-             WHERE id = $1 AND version = $11
-             RETURNING consecutive_failures",
+             WHERE id = $1 AND version = $11",
             self.schema
         );
         let history = format!(
@@ -99,7 +97,7 @@ impl Catalog {
         };
         let text = code.as_ref().zip(message.as_ref()).map(|(code, message)| format!("{code}: {message}"));
         self.with_rights(|| {
-            let failures = spi::query(
+            spi::execute(
                 &update,
                 &[
                     outcome.rule_id.into(),
@@ -114,7 +112,6 @@ impl Catalog {
                     failed.into(),
                     outcome.version.into(),
                 ],
-                |row| Ok(row.get(1)?.unwrap_or_default()),
             )?;
             spi::execute(
                 &history,
@@ -132,7 +129,7 @@ impl Catalog {
                 ],
             )?;
             spi::execute(&prune, &[guc::history_retention().as_secs_f64().into()])?;
-            Ok(failures.into_iter().next().unwrap_or_default())
+            Ok(())
         })
     }
 }

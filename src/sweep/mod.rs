@@ -211,9 +211,8 @@ impl Sweep {
         Ok(outdated.unwrap_or(Step::Removed(done.removed)))
     }
 
-    /// Writes down how the sweep ended, if there is anything to write. Returns how many times in a row the rule has
-    /// failed.
-    pub fn finish(self, end: &Result<Step, Failure>) -> Result<Option<i32>, Failure> {
+    /// Writes down how the sweep ended, if there is anything to write.
+    pub fn finish(self, end: &Result<Step, Failure>) -> Result<(), Failure> {
         board::report(None);
         let complete = *end == Ok(Step::Finished);
         let skipped = (!self.leaves.skipped.is_empty()).then(|| self.leaves.skipped.join("; "));
@@ -223,30 +222,28 @@ impl Sweep {
             && skipped == self.rule.skipped_parts
             && self.tally.blocked_by.is_some() == self.rule.last_error.is_some();
         if end.is_ok() && self.tally.rows == 0 && (nothing_new || !complete) {
-            return Ok(None);
+            return Ok(());
         }
-        self.scope
-            .attempt(|| {
-                record(
-                    &self.catalog,
-                    &Outcome {
-                        rule_id: self.rule.id,
-                        version: self.rule.version,
-                        trigger: self.trigger,
-                        started_at: self.started_at,
-                        rows: self.tally.rows,
-                        batches: self.tally.batches,
-                        blocked_rows: self.tally.blocked,
-                        locked_rows: self.tally.locked,
-                        wal_bytes: self.tally.wal_bytes,
-                        skipped,
-                        blocked_by: self.tally.blocked_by.as_ref(),
-                        failure: end.as_ref().err(),
-                        complete,
-                    },
-                )
-            })
-            .map(Some)
+        self.scope.attempt(|| {
+            record(
+                &self.catalog,
+                &Outcome {
+                    rule_id: self.rule.id,
+                    version: self.rule.version,
+                    trigger: self.trigger,
+                    started_at: self.started_at,
+                    rows: self.tally.rows,
+                    batches: self.tally.batches,
+                    blocked_rows: self.tally.blocked,
+                    locked_rows: self.tally.locked,
+                    wal_bytes: self.tally.wal_bytes,
+                    skipped,
+                    blocked_by: self.tally.blocked_by.as_ref(),
+                    failure: end.as_ref().err(),
+                    complete,
+                },
+            )
+        })
     }
 }
 
@@ -262,7 +259,7 @@ pub fn record_failure(
     trigger: Trigger,
     scope: Scope,
     failure: &Failure,
-) -> Result<i32, Failure> {
+) -> Result<(), Failure> {
     scope.attempt(|| {
         record(
             catalog,
@@ -286,9 +283,13 @@ pub fn record_failure(
 }
 
 /// Waits for the rule's row no longer than for a table: somebody may hold it in a transaction that is left open.
-fn record(catalog: &Catalog, outcome: &Outcome<'_>) -> Result<i32, TtlError> {
-    let lock_timeout = CString::new(guc::lock_timeout().as_millis().to_string()).unwrap_or_default();
-    identity::with_settings(&[(c"lock_timeout", lock_timeout.as_c_str())], || catalog.record_outcome(outcome))
+fn record(catalog: &Catalog, outcome: &Outcome<'_>) -> Result<(), TtlError> {
+    identity::with_settings(&[(c"lock_timeout", &lock_timeout())], || catalog.record_outcome(outcome))
+}
+
+/// As PostgreSQL's setting of the name takes it.
+fn lock_timeout() -> CString {
+    CString::new(guc::lock_timeout().as_millis().to_string()).unwrap_or_default()
 }
 
 /// Looks at a leaf before anything is done to it. `None` if it has changed.
@@ -304,7 +305,7 @@ fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf) -> Result<Option<Work>, Ttl
 /// Runs `work` as the table's owner, under settings that no database or role can have changed.
 fn in_sandbox<T>(rule: &Rule, work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, TtlError> {
     let time_zone = CString::new(rule.options.time_zone.as_str()).unwrap_or_default();
-    let lock_timeout = CString::new(guc::lock_timeout().as_millis().to_string()).unwrap_or_default();
+    let lock_timeout = lock_timeout();
     let settings = [
         (c"TimeZone", time_zone.as_c_str()),
         (c"DateStyle", c"ISO, YMD"),

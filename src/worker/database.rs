@@ -1,7 +1,7 @@
 //! The worker of a database: it stays as long as the extension is there, and gives every due rule its turn.
 
 use super::{LIBRARY, TYPE, helper};
-use crate::catalog::{Catalog, Rule, Trigger};
+use crate::catalog::{Broken, Catalog, Rule, Trigger};
 use crate::guc;
 use crate::pg::board::{self, Role};
 use crate::pg::process;
@@ -71,6 +71,15 @@ pub fn may_stay() -> bool {
         .unwrap_or(false)
 }
 
+/// The catalog, and the rules in it that workers may sweep.
+pub fn load_rules() -> Result<(Catalog, Vec<Result<Rule, Broken>>), Failure> {
+    Scope::Transaction.attempt(|| {
+        let catalog = Catalog::open()?;
+        let rules = catalog.rules_for_workers()?;
+        Ok((catalog, rules))
+    })
+}
+
 struct Worker {
     /// Rules whose turn is yet to come, in order.
     queue: VecDeque<Job>,
@@ -107,12 +116,7 @@ impl Worker {
         self.loaded = Some(Instant::now());
         board::report_next_pass(i64::from(clock_timestamp()) + guc::naptime().as_micros() as i64);
         self.helpers.retain(|_, helper| !matches!(helper.pid(), Err(BackgroundWorkerStatus::Stopped)));
-        let loaded = Scope::Transaction.attempt(|| {
-            let catalog = Catalog::open()?;
-            let rules = catalog.rules_for_workers()?;
-            Ok((catalog, rules))
-        });
-        let (catalog, rules) = match loaded {
+        let (catalog, rules) = match load_rules() {
             Ok(loaded) => loaded,
             Err(failure) => {
                 log!("pg_ttl_index could not read its rules: {failure}");

@@ -1,7 +1,7 @@
 //! A helper: it sweeps one rule with a backlog to its end, so that the others do not wait.
 
 use super::{LIBRARY, TYPE, database};
-use crate::catalog::{Catalog, Trigger};
+use crate::catalog::Trigger;
 use crate::guc;
 use crate::pg::board::{self, Role};
 use crate::pg::process;
@@ -36,13 +36,7 @@ pub extern "C-unwind" fn pg_ttl_index_helper_main(argument: pg_sys::Datum) {
     if !database::may_stay() || board::take_slot(Role::Helper).is_none() {
         return;
     }
-    let Ok((catalog, rules)) = Scope::Transaction.attempt(|| {
-        let catalog = Catalog::open()?;
-        let rules = catalog.rules_for_workers()?;
-        Ok((catalog, rules))
-    }) else {
-        return;
-    };
+    let Ok((catalog, rules)) = database::load_rules() else { return };
     let Some(rule) = rules.into_iter().flatten().find(|rule| Some(rule.id) == rule_id) else { return };
     process::report_activity(Some(&format!("sweeping {rule}")));
     let Ok(Some(mut sweep)) = Sweep::begin(&catalog, rule, Trigger::Worker, Scope::Transaction) else { return };
