@@ -76,11 +76,16 @@ impl Catalog {
         self.rules_where(condition, &[relid.into(), access::current_role().into()])
     }
 
-    /// The active rules that workers may sweep: all but those that a session which may be restoring a dump has brought.
+    /// The active rules that workers may sweep: all but those that a session which may be restoring a dump has brought,
+    /// and none while sweeping is off. One snapshot decides about both, so that a rule which comes in the transaction
+    /// that switches it off is not swept.
     pub fn rules_for_workers(&self) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
-        let condition = "t.active AND (b.held_by IS NULL OR NOT EXISTS (
-                             SELECT FROM pg_stat_get_activity(b.held_by) a WHERE a.backend_start = b.held_since))";
-        self.rules_where(condition, &[])
+        let condition = format!(
+            "t.active AND NOT EXISTS (SELECT FROM {}.ttl_worker_off) AND (b.held_by IS NULL OR NOT EXISTS (
+                 SELECT FROM pg_stat_get_activity(b.held_by) a WHERE a.backend_start = b.held_since))",
+            self.schema
+        );
+        self.rules_where(&condition, &[])
     }
 
     /// A rule that the current role may see, active or not.

@@ -51,6 +51,15 @@ pub fn current_role() -> pg_sys::Oid {
     unsafe { pg_sys::GetUserId() }
 }
 
+/// Whether that role may delete from the relation.
+pub fn may_delete(relid: pg_sys::Oid) -> bool {
+    // SAFETY: looks into the catalog caches.
+    unsafe {
+        let acl = pg_sys::pg_class_aclcheck(relid, pg_sys::GetUserId(), pg_sys::ACL_DELETE.into());
+        acl == pg_sys::AclResult::ACLCHECK_OK
+    }
+}
+
 /// The type under all domains.
 pub fn base_type(type_oid: pg_sys::Oid) -> pg_sys::Oid {
     // SAFETY: looks into the type cache; an OID that is no type is an ordinary error.

@@ -4,6 +4,8 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::spi::Spi;
 use std::ffi::{CStr, CString};
+use std::iter::Peekable;
+use std::slice::Iter;
 
 /// A prepared statement that keeps the plan it got when it was made, whatever its parameters.
 pub struct Plan(pg_sys::SPIPlanPtr);
@@ -96,6 +98,33 @@ impl Plan {
         })
     }
 
+    /// Runs a query whose first column is a `ctid`, in the order of places, and deletes the rows it finds that are among
+    /// `wanted`, which is sorted. Waits for nobody: what others have locked stays. Returns the places of those deleted.
+    ///
+    /// The version that met the conditions of the query is the one that is deleted, or none: if somebody has updated
+    /// it since, or is about to, the heap says so.
+    pub fn delete(&self, places: Places<'_>, relid: pg_sys::Oid, wanted: &[Tid]) -> Vec<Tid> {
+        Spi::connect(|_| {
+            // SAFETY: within an SPI connection; the caller has locked the relation, and the deleter begins with a receiver
+            // and outlives the call.
+            unsafe {
+                let relation = pg_sys::relation_open(relid, pg_sys::NoLock as pg_sys::LOCKMODE);
+                pg_sys::CheckCmdReplicaIdentity(relation, pg_sys::CmdType::CMD_DELETE);
+                let mut deleter = Deleter {
+                    receiver: Collector::receiver(delete),
+                    relation,
+                    command: pg_sys::GetCurrentCommandId(true),
+                    wanted: wanted.iter().peekable(),
+                    deleted: Vec::with_capacity(wanted.len()),
+                };
+                self.execute(places, 0, std::ptr::from_mut(&mut deleter).cast());
+                pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
+                pg_sys::CommandCounterIncrement();
+                deleter.deleted
+            }
+        })
+    }
+
     /// Each execution has a new snapshot, sees what this transaction did before, and assigns no transaction id unless
     /// it writes.
     ///
@@ -171,6 +200,42 @@ impl Default for Collector {
     fn default() -> Self {
         Self { receiver: Self::receiver(receive), tids: Vec::new(), last: None }
     }
+}
+
+/// Deletes rows as the executor finds them.
+#[repr(C)]
+struct Deleter<'a> {
+    receiver: pg_sys::DestReceiver,
+    relation: pg_sys::Relation,
+    command: pg_sys::CommandId,
+    wanted: Peekable<Iter<'a, Tid>>,
+    deleted: Vec<Tid>,
+}
+
+/// Called for every row.
+#[pg_guard]
+unsafe extern "C-unwind" fn delete(slot: *mut pg_sys::TupleTableSlot, receiver: *mut pg_sys::DestReceiver) -> bool {
+    // SAFETY: the receiver is a deleter, and the slot's first column is a ctid, put in place unless it is. The heap does
+    // not wait, and locks the page itself.
+    unsafe {
+        if (*slot).tts_nvalid < 1 {
+            pg_sys::slot_getsomeattrs_int(slot, 1);
+        }
+        let mut tid = *(*(*slot).tts_values).cast_mut_ptr::<Tid>();
+        let deleter = &mut *receiver.cast::<Deleter>();
+        while deleter.wanted.next_if(|wanted| position(wanted) < position(&tid)).is_some() {}
+        if deleter.wanted.next_if(|wanted| position(wanted) == position(&tid)).is_none() {
+            return true;
+        }
+        let mut failure = pg_sys::TM_FailureData::default();
+        let (nothing, wait, is_moving) = (std::ptr::null_mut(), false, false);
+        let result =
+            pg_sys::heap_delete(deleter.relation, &mut tid, deleter.command, nothing, wait, &mut failure, is_moving);
+        if result == pg_sys::TM_Result::TM_Ok {
+            deleter.deleted.push(tid);
+        }
+    }
+    true
 }
 
 /// For statements whose rows are only counted, by the executor itself.

@@ -13,6 +13,8 @@ pub struct Shape {
     has_parent: bool,
     owner: pg_sys::Oid,
     has_triggers: bool,
+    /// Whether a DELETE does more than remove rows, or not all of them: by a trigger, a rule or a policy.
+    has_side_effects: bool,
     columns: Vec<(i16, String, pg_sys::Oid)>,
 }
 
@@ -24,6 +26,11 @@ impl Shape {
     /// Whether it has triggers, those of foreign keys included.
     pub fn has_triggers(&self) -> bool {
         self.has_triggers
+    }
+
+    /// Whether a row can be removed from the heap and nobody would have had anything to say about it.
+    pub fn is_plain(&self) -> bool {
+        !self.has_side_effects
     }
 
     /// The name of a column.
@@ -75,6 +82,7 @@ pub fn lock(relid: pg_sys::Oid, lock: Lock) -> Option<Shape> {
             has_parent,
             owner: form.relowner,
             has_triggers: form.relhastriggers,
+            has_side_effects: form.relhastriggers || form.relhasrules || form.relforcerowsecurity,
             columns,
         };
         pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);

@@ -2,11 +2,11 @@
 
 use super::statement::{Statements, Which};
 use crate::error::TtlError;
-use crate::pg::identity;
 use crate::pg::plan::{Places, Plan, Tid, position};
 use crate::pg::transaction::{Failure, Scope, subtransaction};
 use pgrx::PgSqlErrorCode;
-use std::cell::Cell;
+use pgrx::pg_sys::Oid;
+use std::cell::{Cell, OnceCell};
 
 /// A failing batch is halved until parts are this small; their rows are then tried one by one. So a few bad rows cost
 /// a few statements each, and a batch of nothing but bad rows no more than one statement a row.
@@ -38,74 +38,90 @@ impl Done {
 }
 
 pub struct Remover {
-    remove_unlocked: Plan,
-    look: Plan,
-    lock: Plan,
-    remove: Plan,
-    lock_range: Plan,
-    remove_range: Plan,
+    /// The relation, if rows can be removed from its heap without asking anybody.
+    plain: Option<Oid>,
+    look: Prepared,
+    look_in_range: Prepared,
+    lock: Prepared,
+    remove: Prepared,
+    remove_unlocked: Prepared,
+}
+
+/// A statement that is planned when it is first needed: most batches need one of them.
+struct Prepared {
+    sql: String,
+    which: Which,
+    plan: OnceCell<Plan>,
+}
+
+impl Prepared {
+    fn new(sql: String, which: Which) -> Self {
+        Self { sql, which, plan: OnceCell::new() }
+    }
+
+    fn plan(&self) -> &Plan {
+        self.plan.get_or_init(|| match self.which {
+            Which::Listed => Plan::for_rows(&self.sql),
+            Which::Ranged => Plan::for_range(&self.sql),
+        })
+    }
 }
 
 impl Remover {
-    pub fn new(statements: &Statements) -> Self {
+    pub fn new(statements: &Statements, plain: Option<Oid>) -> Self {
         Self {
-            remove_unlocked: Plan::for_rows(&statements.remove_unlocked()),
-            look: Plan::for_rows(&statements.look(Which::Listed)),
-            lock: Plan::for_rows(&statements.lock(Which::Listed)),
-            remove: Plan::for_rows(&statements.remove(Which::Listed)),
-            lock_range: Plan::for_range(&statements.lock(Which::Ranged)),
-            remove_range: Plan::for_range(&statements.remove(Which::Ranged)),
+            plain,
+            look: Prepared::new(statements.look(Which::Listed), Which::Listed),
+            look_in_range: Prepared::new(statements.look(Which::Ranged), Which::Ranged),
+            lock: Prepared::new(statements.lock(), Which::Listed),
+            remove: Prepared::new(statements.remove(), Which::Listed),
+            remove_unlocked: Prepared::new(statements.remove_unlocked(), Which::Listed),
         }
     }
 
     fn remove_together(&self, tids: &[Tid]) -> Done {
-        let removed = self.remove_range(tids).unwrap_or_else(|| self.remove_listed(tids));
+        let mut sorted = tids.to_vec();
+        sorted.sort_unstable_by_key(position);
+        let deleted = self.plain.map_or_else(Vec::new, |relid| self.delete_from_heap(relid, &sorted));
+        let mut done = Done { removed: deleted.len() as i64, ..Done::default() };
+        if deleted.len() < sorted.len() {
+            let mut deleted = deleted.iter().map(position).peekable();
+            sorted.retain(|tid| deleted.next_if_eq(&position(tid)).is_none());
+            done.add(self.remove_with_sql(&sorted));
+        }
+        done
+    }
+
+    /// Where nobody has anything to say about it, rows go straight from the heap, and what is in the way of that is left.
+    fn delete_from_heap(&self, relid: Oid, sorted: &[Tid]) -> Vec<Tid> {
+        let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else { return Vec::new() };
+        let blocks = (position(last).0 - position(first).0) as usize + 1;
+        if sorted.len() < ROWS_PER_BLOCK * blocks {
+            return self.look.plan().delete(Places::These(sorted), relid, sorted);
+        }
+        // As in a table that was filled in the order of time: reading it through is cheaper than going to each place.
+        self.look_in_range.plan().delete(Places::Between(first, last), relid, sorted)
+    }
+
+    fn remove_with_sql(&self, tids: &[Tid]) -> Done {
+        let these = Places::These(tids);
+        // The usual case: every row is locked now, by us, so that changing all of them waits for nobody.
+        let removed = if self.lock.plan().run(these) == tids.len() {
+            self.remove.plan().run(these)
+        } else {
+            self.remove_unlocked.plan().run(these)
+        };
         if removed == tids.len() {
             return Done { removed: removed as i64, ..Done::default() };
         }
         // Others have locked, updated or removed the rest, or a trigger keeps it.
-        let left = self.look.run(Places::These(tids));
-        let kept = if left == 0 { 0 } else { self.lock.run(Places::These(tids)) };
+        let left = self.look.plan().run(these);
+        let kept = if left == 0 { 0 } else { self.lock.plan().run(these) };
         let blocked_by = (kept > 0).then(|| {
             let code = PgSqlErrorCode::ERRCODE_TRIGGERED_ACTION_EXCEPTION;
             Failure::new(code, "a trigger or rule of the table keeps the row")
         });
         Done { removed: removed as i64, locked: (left - kept) as i64, blocked: kept as i64, blocked_by }
-    }
-
-    fn remove_listed(&self, tids: &[Tid]) -> usize {
-        // The usual case: every row is locked now, by us, so that changing all of them waits for nobody.
-        if self.lock.run(Places::These(tids)) == tids.len() {
-            self.remove.run(Places::These(tids))
-        } else {
-            self.remove_unlocked.run(Places::These(tids))
-        }
-    }
-
-    /// Where the batch is all that has expired in a range of blocks, as in a table that was filled in the order of
-    /// time, reading the range is much cheaper than going to each place. `None` if it is not, or if others have locked
-    /// some of it.
-    fn remove_range(&self, tids: &[Tid]) -> Option<usize> {
-        let mut sorted: Vec<_> = tids.iter().map(position).collect();
-        sorted.sort_unstable();
-        let first = tids.iter().find(|tid| Some(&position(tid)) == sorted.first())?;
-        let last = tids.iter().find(|tid| Some(&position(tid)) == sorted.last())?;
-        let blocks = (position(last).0 - position(first).0) as usize + 1;
-        if tids.len() < ROWS_PER_BLOCK * blocks {
-            return None;
-        }
-        let range = Places::Between(first, last);
-        if !self.lock_range.find(range, 0).tids.iter().map(position).eq(sorted) {
-            return None;
-        }
-        // What we locked is what we came for. Another expired row in the range could only be one that somebody else has
-        // locked: then this does not wait, and the places are gone to one by one.
-        let settings = [(c"lock_timeout", c"1ms")];
-        match subtransaction(|| Ok(identity::with_settings(&settings, || self.remove_range.run(range)))) {
-            Err(failure) if failure.code == PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE => None,
-            Err(failure) => failure.raise(),
-            Ok(removed) => Some(removed),
-        }
     }
 
     fn remove_one_by_one(&self, tids: &[Tid]) -> Done {

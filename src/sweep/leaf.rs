@@ -3,7 +3,7 @@
 use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::pg::relation::{self, Lock, Shape};
-use crate::pg::spi;
+use crate::pg::{access, spi};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::quote_identifier;
 use std::collections::VecDeque;
@@ -46,6 +46,12 @@ impl Leaf {
 }
 
 impl Leaf {
+    /// This relation, if a DELETE by its owner would do nothing but remove rows from its heap.
+    pub fn plain_heap(&self, rule: &Rule) -> Option<Oid> {
+        let is_plain = rule.mark.is_none() && self.shape.as_ref().is_some_and(Shape::is_plain);
+        (is_plain && access::may_delete(self.relid)).then_some(self.relid)
+    }
+
     /// Refuses to go on if removing rows here would run triggers of tables that somebody else owns: behind a foreign
     /// key's action they fire with our rights, not with their owner's. To be called with this relation's lock held, so
     /// that no foreign key can come; those tables are locked too, so that no trigger can.

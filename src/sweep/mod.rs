@@ -191,7 +191,7 @@ impl Sweep {
             // has pending fire now, as the caller.
             spi::execute("SET CONSTRAINTS ALL IMMEDIATE", &[])?;
             let done = in_sandbox(rule, || {
-                let remover = work.remover.get_or_insert_with(|| Remover::new(statements));
+                let remover = work.remover.get_or_insert_with(|| Remover::new(statements, leaf.plain_heap(rule)));
                 // The table's own lock is held: what is waited for now is behind a cascade or a trigger, and blocks one
                 // row, not the sweep.
                 Ok(identity::with_settings(&[(c"lock_timeout", c"100ms")], || change(remover)))

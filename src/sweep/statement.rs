@@ -95,8 +95,8 @@ impl Statements {
     }
 
     /// Removes what is at places whose rows are locked already.
-    pub fn remove(&self, which: Which) -> String {
-        format!("{} WHERE {} AND {}", self.action, which.condition(), self.expired())
+    pub fn remove(&self) -> String {
+        format!("{} WHERE {} AND {}", self.action, Which::Listed.condition(), self.expired())
     }
 
     /// Finds the places that still hold an expired row.
@@ -105,8 +105,8 @@ impl Statements {
     }
 
     /// Locks those that nobody else has locked.
-    pub fn lock(&self, which: Which) -> String {
-        format!("{} FOR UPDATE SKIP LOCKED", self.look(which))
+    pub fn lock(&self) -> String {
+        format!("{} FOR UPDATE SKIP LOCKED", self.look(Which::Listed))
     }
 
     /// `IS TRUE` changes nothing about the answer, but no index matches it: the rows are to be found by their places.

@@ -149,3 +149,43 @@ fn thousands_of_blocked_rows_are_gone_through_once_each() {
     db.run("CALL ttl_sweep('parent')");
     assert_eq!(db.get("SELECT blocked_rows, total_rows_deleted FROM ttl_summary"), "3000|3000");
 }
+
+#[test]
+fn whoever_has_a_say_about_a_delete_is_asked() {
+    let mut db = with(
+        "CREATE TABLE rewritten (id int, at timestamptz); INSERT INTO rewritten VALUES (1, '2020-01-01');
+         CREATE RULE keep AS ON DELETE TO rewritten DO INSTEAD NOTHING;
+         CREATE TABLE published (id int, at timestamptz); INSERT INTO published VALUES (1, '2020-01-01');
+         CREATE PUBLICATION p FOR TABLE published;
+         CREATE TABLE kept (id int, at timestamptz); INSERT INTO kept VALUES (1, '2020-01-01');
+         REVOKE DELETE ON kept FROM postgres",
+    );
+    let owner = db.role("owner");
+    db.run(&format!("ALTER TABLE kept OWNER TO {owner}; REVOKE DELETE ON kept FROM {owner}"));
+    db.run("SELECT ttl_create_index(t, 'at', 60) FROM unnest('{rewritten,published,kept}'::regclass[]) t");
+    db.run("SELECT ttl_runner()");
+    assert_eq!(
+        db.get(
+            "SELECT string_agg(table_name || ' ' || left(last_error, 5), ', ' ORDER BY table_name) FROM ttl_summary"
+        ),
+        "kept 42501, published 55000, rewritten 09000"
+    );
+    assert_eq!(
+        db.get(
+            "SELECT (SELECT count(*) FROM rewritten) + (SELECT count(*) FROM published) + (SELECT count(*) FROM kept)"
+        ),
+        "3"
+    );
+}
+
+#[test]
+fn rows_that_the_caller_has_locked_or_changed_go_too() {
+    let mut db = with(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz); INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 100) i",
+    );
+    db.run("SELECT ttl_create_index('t', 'at', 60)");
+    db.run("BEGIN; SELECT FROM t WHERE id <= 10 FOR UPDATE; UPDATE t SET at = '2021-01-01' WHERE id BETWEEN 5 AND 15");
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "100");
+    db.run("COMMIT");
+    assert_eq!(db.get("SELECT count(*) FROM t"), "0");
+}
