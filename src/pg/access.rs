@@ -55,7 +55,7 @@ pub fn current_role() -> pg_sys::Oid {
 pub fn may_delete(relid: pg_sys::Oid) -> bool {
     // SAFETY: looks into the catalog caches.
     unsafe {
-        let acl = pg_sys::pg_class_aclcheck(relid, pg_sys::GetUserId(), pg_sys::ACL_DELETE.into());
+        let acl = pg_sys::pg_class_aclcheck(relid, pg_sys::GetUserId(), pg_sys::ACL_DELETE as pg_sys::AclMode);
         acl == pg_sys::AclResult::ACLCHECK_OK
     }
 }
