@@ -218,8 +218,10 @@ fn the_summary_is_a_view_and_a_function_with_the_contracts_columns_first() {
             "public|sessions|last_seen|60|10000|t|||0|0|idx_ttl_sessions_last_seen|gone|soft_delete|active|"
         )
     );
-    let both = "SELECT count(*) FROM (SELECT * FROM ttl_summary EXCEPT SELECT * FROM ttl_summary()) AS differences";
-    assert_eq!(db.get(both), "0");
+    // But for what the clock and the worker move.
+    let row = "to_jsonb(s) - '{next_run,time_since_last_run,lag}'::text[]";
+    let both = format!("SELECT (SELECT {row} FROM ttl_summary s) = (SELECT {row} FROM ttl_summary() s)");
+    assert_eq!(db.get(&both), "t");
 }
 
 #[test]
