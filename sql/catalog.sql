@@ -24,7 +24,11 @@ CREATE TABLE ttl_index_table (
     soft_delete_column         text CHECK (soft_delete_column <> column_name),
     filter                     text,
     filter_columns             text[] NOT NULL DEFAULT '{}',
+    -- Of a rule on an expression, which is then its column_name: the columns it uses, and its type.
+    expression_columns         text[],
+    expression_type            text,
     time_zone                  text NOT NULL,
+    unit                       text CHECK (unit IN ('s', 'ms', 'us', 'ns', 'ulid')),
     index_method               text NOT NULL DEFAULT 'btree' CHECK (index_method IN ('btree', 'brin', 'none')),
     index_name                 text,
     index_created_by_extension boolean NOT NULL DEFAULT false,
@@ -46,6 +50,7 @@ CREATE TABLE ttl_index_table (
     skipped_parts              text,
     -- Counts changes of the definition, so that a sweep under way notices one.
     version                    bigint NOT NULL DEFAULT 0,
+    CHECK ((expression_columns IS NULL) = (expression_type IS NULL)),
     CHECK (index_name IS NOT NULL OR NOT index_created_by_extension)
 );
 
@@ -54,7 +59,8 @@ CREATE TABLE ttl_index_table (
 CREATE TABLE ttl_binding (
     rule_id            bigint PRIMARY KEY REFERENCES ttl_index_table ON DELETE CASCADE,
     relid              oid NOT NULL,
-    attnum             smallint NOT NULL,
+    attnum             smallint,
+    expression_attnums smallint[],
     soft_delete_attnum smallint,
     filter_attnums     smallint[] NOT NULL DEFAULT '{}',
     index_relid        oid,
@@ -64,7 +70,8 @@ CREATE TABLE ttl_binding (
     -- and foreign keys and triggers may be still to come: workers leave the rule alone.
     held_by            integer,
     held_since         timestamptz,
-    UNIQUE (relid, attnum)
+    UNIQUE (relid, attnum),
+    CHECK ((attnum IS NULL) = (expression_attnums IS NOT NULL))
 );
 
 SELECT pg_extension_config_dump('ttl_index_table', '');
@@ -85,11 +92,20 @@ RETURN (
 -- Attribute numbers of the columns so named, NULL for one that does not exist.
 CREATE FUNCTION ttl_attnums(table_relid oid, names text[]) RETURNS smallint[]
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
-RETURN (
+RETURN CASE WHEN names IS NOT NULL THEN (
     SELECT coalesce(array_agg(a.attnum ORDER BY named.position), '{}')
     FROM unnest(names) WITH ORDINALITY AS named (name, position)
     LEFT JOIN pg_attribute a ON a.attrelid = table_relid AND a.attname = named.name AND NOT a.attisdropped
-);
+) END;
+
+-- The inverse.
+CREATE FUNCTION ttl_attnames(table_relid oid, attnums smallint[]) RETURNS text[]
+    STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
+RETURN CASE WHEN attnums IS NOT NULL THEN (
+    SELECT coalesce(array_agg(a.attname::text ORDER BY used.position), '{}')
+    FROM unnest(attnums) WITH ORDINALITY AS used (attnum, position)
+    LEFT JOIN pg_attribute a ON a.attrelid = table_relid AND a.attnum = used.attnum AND NOT a.attisdropped
+) END;
 
 -- Binds a rule when it is written. A restored rule whose table or column was not restored is left out, because a
 -- dump without some of its tables must not lose the other rules.
@@ -98,40 +114,46 @@ CREATE FUNCTION ttl_bind() RETURNS trigger
 AS $$
 DECLARE
     named_relid oid := to_regclass(format('%I.%I', NEW.schema_name, NEW.table_name));
-    column_attnum smallint := (@extschema@.ttl_attnums(named_relid, ARRAY[NEW.column_name]))[1];
+    column_attnum smallint := CASE WHEN NEW.expression_columns IS NULL
+                                   THEN (@extschema@.ttl_attnums(named_relid, ARRAY[NEW.column_name]))[1] END;
+    value_attnums smallint[] := @extschema@.ttl_attnums(named_relid, NEW.expression_columns);
     mark_attnum smallint := (@extschema@.ttl_attnums(named_relid, ARRAY[NEW.soft_delete_column]))[1];
     used_attnums smallint[] := @extschema@.ttl_attnums(named_relid, NEW.filter_columns);
     complete boolean := (NEW.soft_delete_column IS NULL OR mark_attnum IS NOT NULL)
-                        AND array_position(used_attnums, NULL) IS NULL;
+                        AND array_position(used_attnums || value_attnums, NULL) IS NULL;
 BEGIN
     IF TG_OP = 'INSERT' THEN
-        IF column_attnum IS NULL OR NOT complete THEN
+        IF num_nulls(column_attnum, value_attnums) <> 1 OR NOT complete THEN
             RAISE WARNING 'TTL rule on column "%" of table "%.%" left out: the table or a column it needs does not exist',
                 NEW.column_name, NEW.schema_name, NEW.table_name;
             DELETE FROM @extschema@.ttl_index_table WHERE id = NEW.id;
             RETURN NULL;
         END IF;
-        INSERT INTO @extschema@.ttl_binding (rule_id, relid, attnum, soft_delete_attnum, filter_attnums, held_by, held_since)
-        SELECT NEW.id, named_relid, column_attnum, mark_attnum, used_attnums, pid, backend_start
+        INSERT INTO @extschema@.ttl_binding
+            (rule_id, relid, attnum, expression_attnums, soft_delete_attnum, filter_attnums, held_by, held_since)
+        SELECT NEW.id, named_relid, column_attnum, value_attnums, mark_attnum, used_attnums, pid, backend_start
         FROM pg_stat_get_activity(pg_backend_pid());
         PERFORM @extschema@.ttl_wake();
     ELSIF NOT EXISTS (SELECT FROM @extschema@.ttl_binding b
-                      WHERE b.rule_id = NEW.id AND b.relid = named_relid AND b.attnum = column_attnum) THEN
+                      WHERE b.rule_id = NEW.id AND b.relid = named_relid AND b.attnum IS NOT DISTINCT FROM column_attnum) THEN
         RAISE EXCEPTION 'a TTL rule stays on its table and column'
             USING ERRCODE = 'feature_not_supported',
                   HINT = 'Names follow a rename by themselves; use ttl_drop_index and ttl_create_index to move a rule.';
-    ELSIF (NEW.soft_delete_column, NEW.filter_columns) IS DISTINCT FROM (OLD.soft_delete_column, OLD.filter_columns) THEN
+    ELSIF (NEW.soft_delete_column, NEW.filter_columns, NEW.expression_columns)
+          IS DISTINCT FROM (OLD.soft_delete_column, OLD.filter_columns, OLD.expression_columns) THEN
         IF NOT complete THEN
             RAISE EXCEPTION 'a column that the TTL rule on table "%.%" names does not exist',
                 NEW.schema_name, NEW.table_name USING ERRCODE = 'undefined_column';
         END IF;
         UPDATE @extschema@.ttl_binding
-        SET soft_delete_attnum = mark_attnum, filter_attnums = used_attnums, faulty_columns = NULL
+        SET soft_delete_attnum = mark_attnum, filter_attnums = used_attnums, expression_attnums = value_attnums,
+            faulty_columns = NULL
         WHERE rule_id = NEW.id;
     END IF;
     UPDATE @extschema@.ttl_binding
     SET index_relid = @extschema@.ttl_index_oid(named_relid, NULL, NEW.index_name)
     WHERE rule_id = NEW.id;
+    PERFORM @extschema@.ttl_forget(named_relid);
     RETURN NULL;
 END
 $$;
@@ -142,19 +164,35 @@ AS $$
 BEGIN
     NEW.version := OLD.version + 1;
     NEW.updated_at := now();
-    PERFORM @extschema@.ttl_wake();
+    PERFORM @extschema@.ttl_wake(), @extschema@.ttl_forget(b.relid)
+    FROM @extschema@.ttl_binding b WHERE b.rule_id = NEW.id;
     RETURN NEW;
 END
 $$;
 
 CREATE TRIGGER ttl_count_version
     BEFORE UPDATE OF schema_name, table_name, column_name, expire_after, active, batch_size, soft_delete_column, filter,
-                     filter_columns, time_zone, index_method, index_name
+                     filter_columns, expression_columns, expression_type, time_zone, unit, index_method, index_name
     ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_count_version();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_count_version;
 
+-- Has every session forget what it knows of the rules on a table.
+CREATE FUNCTION ttl_tell_of_drop() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM @extschema@.ttl_forget(b.relid) FROM @extschema@.ttl_binding b WHERE b.rule_id = OLD.id;
+    RETURN OLD;
+END
+$$;
+
+CREATE TRIGGER ttl_tell_of_drop
+    BEFORE DELETE ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_tell_of_drop();
+ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_tell_of_drop;
+
 CREATE TRIGGER ttl_bind
-    AFTER INSERT OR UPDATE OF schema_name, table_name, column_name, soft_delete_column, filter_columns, index_name
+    AFTER INSERT OR UPDATE OF schema_name, table_name, column_name, soft_delete_column, filter_columns,
+                              expression_columns, index_name
     ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_bind();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_bind;
 

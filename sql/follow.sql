@@ -2,47 +2,50 @@
 --
 -- This is an event trigger in PL/pgSQL so that it works in every session, whether the library is preloaded or not.
 -- It runs with the rights of the extension's owner and touches the catalog alone; the one thing that may run user
--- code, reading a filter again, happens as the table's owner in ttl_rename_filter.
+-- code, reading an expression again, happens as the table's owner in ttl_rename_columns.
 CREATE FUNCTION ttl_follow_ddl() RETURNS event_trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     rule record;
+    names_now text[];
 BEGIN
     DELETE FROM @extschema@.ttl_index_table t USING @extschema@.ttl_binding b
     WHERE b.rule_id = t.id
-      AND NOT EXISTS (SELECT FROM pg_attribute a
-                      WHERE a.attrelid = b.relid AND a.attnum = b.attnum AND NOT a.attisdropped);
+      AND EXISTS (SELECT FROM unnest(b.expression_attnums || b.attnum) AS used (attnum)
+                  WHERE used.attnum IS NOT NULL
+                    AND NOT EXISTS (SELECT FROM pg_attribute a
+                                    WHERE a.attrelid = b.relid AND a.attnum = used.attnum AND NOT a.attisdropped));
 
     UPDATE @extschema@.ttl_index_table t
-    SET schema_name = n.nspname, table_name = c.relname, column_name = a.attname, index_name = i.relname,
+    SET schema_name = n.nspname, table_name = c.relname, column_name = coalesce(a.attname, t.column_name),
+        index_name = i.relname,
         index_created_by_extension = t.index_created_by_extension AND i.relname IS NOT NULL
     FROM @extschema@.ttl_binding b
     JOIN pg_class c ON c.oid = b.relid
     JOIN pg_namespace n ON n.oid = c.relnamespace
-    JOIN pg_attribute a ON a.attrelid = b.relid AND a.attnum = b.attnum
+    LEFT JOIN pg_attribute a ON a.attrelid = b.relid AND a.attnum = b.attnum
     JOIN @extschema@.ttl_index_table named ON named.id = b.rule_id
     LEFT JOIN pg_class i ON i.oid = @extschema@.ttl_index_oid(b.relid, b.index_relid, named.index_name)
     WHERE t.id = b.rule_id
       AND (t.schema_name, t.table_name, t.column_name, t.index_name)
-          IS DISTINCT FROM (n.nspname, c.relname, a.attname, i.relname);
+          IS DISTINCT FROM (n.nspname, c.relname, coalesce(a.attname, t.column_name), i.relname);
 
     FOR rule IN
-        SELECT t.id, t.filter, t.filter_columns, t.soft_delete_column, b.relid, b.filter_attnums, c.relowner,
-               mark.attname AS mark_now, filter_now.names AS filter_columns_now
+        SELECT t.id, t.filter, t.filter_columns, t.soft_delete_column, t.column_name, t.expression_columns,
+               b.relid, b.filter_attnums, b.expression_attnums, b.faulty_columns, c.relowner,
+               mark.attname AS mark_now, @extschema@.ttl_attnames(b.relid, b.filter_attnums) AS filter_columns_now,
+               @extschema@.ttl_attnames(b.relid, b.expression_attnums) AS expression_columns_now
         FROM @extschema@.ttl_index_table t
         JOIN @extschema@.ttl_binding b ON b.rule_id = t.id
         JOIN pg_class c ON c.oid = b.relid
         LEFT JOIN pg_attribute mark
                ON mark.attrelid = b.relid AND mark.attnum = b.soft_delete_attnum AND NOT mark.attisdropped
-        CROSS JOIN LATERAL (
-            SELECT coalesce(array_agg(f.attname::text ORDER BY used.position), '{}') AS names
-            FROM unnest(b.filter_attnums) WITH ORDINALITY AS used (attnum, position)
-            LEFT JOIN pg_attribute f ON f.attrelid = b.relid AND f.attnum = used.attnum AND NOT f.attisdropped
-        ) AS filter_now
-        WHERE (t.soft_delete_column, t.filter_columns) IS DISTINCT FROM (mark.attname, filter_now.names)
-          AND b.faulty_columns IS DISTINCT FROM filter_now.names || mark.attname::text
     LOOP
+        names_now := rule.filter_columns_now || rule.expression_columns_now || rule.mark_now::text;
+        CONTINUE WHEN (rule.soft_delete_column, rule.filter_columns, rule.expression_columns)
+                      IS NOT DISTINCT FROM (rule.mark_now, rule.filter_columns_now, rule.expression_columns_now)
+                   OR rule.faulty_columns IS NOT DISTINCT FROM names_now;
         BEGIN
             IF rule.soft_delete_column IS NOT NULL AND rule.mark_now IS NULL THEN
                 RAISE EXCEPTION 'soft delete column "%" was dropped', rule.soft_delete_column
@@ -55,11 +58,15 @@ BEGIN
             END IF;
             UPDATE @extschema@.ttl_index_table t
             SET soft_delete_column = rule.mark_now, filter_columns = rule.filter_columns_now,
-                filter = @extschema@.ttl_rename_filter(
-                    rule.relid, rule.relowner, rule.filter, rule.filter_attnums, rule.filter_columns)
+                expression_columns = rule.expression_columns_now,
+                filter = @extschema@.ttl_rename_columns(
+                    rule.relid, rule.relowner, rule.filter, rule.filter_attnums, rule.filter_columns),
+                column_name = coalesce(@extschema@.ttl_rename_columns(
+                    rule.relid, rule.relowner, rule.column_name, rule.expression_attnums, rule.expression_columns),
+                    rule.column_name)
             WHERE t.id = rule.id;
         EXCEPTION WHEN OTHERS OR assert_failure THEN
-            UPDATE @extschema@.ttl_binding b SET faulty_columns = rule.filter_columns_now || rule.mark_now::text
+            UPDATE @extschema@.ttl_binding b SET faulty_columns = names_now
             WHERE b.rule_id = rule.id;
             -- The user's DDL goes through; the rule says why it no longer works, and a sweep under way notices.
             UPDATE @extschema@.ttl_index_table t

@@ -26,7 +26,8 @@ CREATE FUNCTION ttl_summary() RETURNS TABLE (
     expire_after interval,
     filter text,
     time_zone text,
-    index_method text
+    index_method text,
+    unit text
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -43,7 +44,7 @@ AS $$
            CASE WHEN t.active THEN greatest(@extschema@.ttl_next_pass(), t.retry_at) END,
            t.last_error_code || ': ' || t.last_error, t.last_error_at, t.consecutive_failures, t.last_duration,
            t.blocked_rows, @extschema@.ttl_lag(t.id), t.locked_rows, t.skipped_parts,
-           t.expire_after, t.filter, t.time_zone, t.index_method
+           t.expire_after, t.filter, t.time_zone, t.index_method, t.unit
     FROM @extschema@.ttl_index_table t
     ORDER BY t.schema_name, t.table_name, t.column_name
 $$;

@@ -1,5 +1,6 @@
 //! Every error the extension raises of its own: one variant, one SQLSTATE, a hint where a user can act.
 
+use crate::pg::expression::Purpose;
 use crate::rule::{Invalid, Mark, Source};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgSqlErrorCode as Code, function_name};
@@ -24,6 +25,10 @@ pub enum TtlError {
     UnknownColumn { table: String, column: String },
     #[error("column \"{column}\" of type {data_type} cannot expire")]
     CannotExpire { column: String, data_type: String },
+    #[error("column \"{0}\" has a type that cannot expire")]
+    CannotExpireNow(String),
+    #[error("column \"{0}\" cannot mark a row as deleted any more")]
+    CannotMarkNow(String),
     #[error("soft delete column \"{0}\" must not be the TTL column itself")]
     MarkIsSource(String),
     #[error("column \"{column}\" of type {data_type} cannot mark a row as deleted")]
@@ -34,20 +39,42 @@ pub enum TtlError {
     MarkIsNotNull(String),
     #[error("there is no TTL rule on column \"{column}\" of table \"{table}\"")]
     NoRule { table: String, column: String },
+    #[error("there is no TTL rule on table \"{0}\"")]
+    NoRules(String),
+    #[error("there are several TTL rules on table \"{table}\"")]
+    AmbiguousRule { table: String, columns: String },
+    #[error("there is no primary key for table {0}")]
+    NoPrimaryKey(String),
+    #[error("the key does not have the columns of the primary key of table {table}")]
+    KeyShape { table: String, columns: String },
+    #[error("column \"{0}\" is not one that a row's expiry can be written to")]
+    NotWritable(String),
+    #[error("rows do not live for a time from \"{0}\" on that could start again")]
+    NoClock(String),
+    #[error("mode \"{0}\" is not known")]
+    Mode(String),
+    #[error("expires_at must be finite")]
+    InfiniteInstant,
+    #[error("ttl_touch_row is for triggers that ttl_enable_touch makes")]
+    NotATouchTrigger,
     #[error("expire_after and expire_after_seconds must not be given together")]
     TwoExpiries,
     #[error("option \"{0}\" must not be both given and reset")]
     GivenAndReset(String),
-    #[error("invalid filter: {message}")]
-    Filter { code: Code, message: String },
-    #[error("filter must be a single boolean expression")]
-    FilterNotAnExpression,
-    #[error("cannot use a subquery in a TTL filter")]
-    FilterSubquery,
-    #[error("functions in a TTL filter must not be volatile")]
-    FilterVolatile,
-    #[error("cannot use a system column or the whole row in a TTL filter")]
-    FilterWholeRow,
+    #[error("invalid {purpose}: {message}")]
+    Expression { purpose: Purpose, code: Code, message: String },
+    #[error("a TTL {0} must be a single expression")]
+    NotAnExpression(Purpose),
+    #[error("cannot use a subquery in a TTL {0}")]
+    Subquery(Purpose),
+    #[error("functions in a TTL {0} must not be volatile")]
+    Volatile(Purpose),
+    #[error("cannot use a system column or the whole row in a TTL {0}")]
+    WholeRow(Purpose),
+    #[error("a TTL expression must use at least one column")]
+    Constant,
+    #[error("functions in an indexed TTL expression must be immutable")]
+    NotImmutable,
     #[error("triggers of table {0}, behind a foreign key, would run with the rights of another role")]
     CascadeTriggers(String),
     #[error("ttl_sweep cannot run inside a transaction block")]
@@ -62,25 +89,38 @@ impl TtlError {
     pub fn code(&self) -> Code {
         match self {
             Self::Invalid(Invalid::Missing(_)) => Code::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+            Self::Invalid(Invalid::UnitMissing) => Code::ERRCODE_DATATYPE_MISMATCH,
+            Self::Invalid(Invalid::Year) => Code::ERRCODE_DATETIME_FIELD_OVERFLOW,
             Self::Invalid(_)
             | Self::MarkIsSource(_)
             | Self::MarkIsNotNull(_)
             | Self::TwoExpiries
+            | Self::Constant
+            | Self::KeyShape { .. }
+            | Self::Mode(_)
+            | Self::InfiniteInstant
             | Self::GivenAndReset(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Self::UnknownTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
             Self::NotATable { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
             Self::SystemTable(_) | Self::NotOwner(_) | Self::CascadeTriggers(_) => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
-            Self::TemporaryTable | Self::NotAHeap(_) | Self::FilterSubquery | Self::FilterWholeRow => {
+            Self::TemporaryTable | Self::NotAHeap(_) | Self::Subquery(_) | Self::WholeRow(_) | Self::NotWritable(_) => {
                 Code::ERRCODE_FEATURE_NOT_SUPPORTED
             }
             Self::UnknownColumn { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
-            Self::CannotExpire { .. } | Self::CannotMark { .. } => Code::ERRCODE_DATATYPE_MISMATCH,
+            Self::CannotExpire { .. } | Self::CannotMark { .. } | Self::CannotExpireNow(_) | Self::CannotMarkNow(_) => {
+                Code::ERRCODE_DATATYPE_MISMATCH
+            }
             Self::MarkIsGenerated(_) => Code::ERRCODE_GENERATED_ALWAYS,
-            Self::NoRule { .. } | Self::NotInstalled => Code::ERRCODE_UNDEFINED_OBJECT,
-            Self::Filter { code, .. } => *code,
-            Self::FilterNotAnExpression => Code::ERRCODE_SYNTAX_ERROR,
+            Self::AmbiguousRule { .. } => Code::ERRCODE_AMBIGUOUS_COLUMN,
+            Self::NoClock(_) => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Self::NotATouchTrigger => Code::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
+            Self::NoRule { .. } | Self::NoRules(_) | Self::NoPrimaryKey(_) | Self::NotInstalled => {
+                Code::ERRCODE_UNDEFINED_OBJECT
+            }
+            Self::Expression { code, .. } => *code,
+            Self::NotAnExpression(_) => Code::ERRCODE_SYNTAX_ERROR,
             Self::CannotCommit => Code::ERRCODE_INVALID_TRANSACTION_TERMINATION,
-            Self::FilterVolatile => Code::ERRCODE_INVALID_OBJECT_DEFINITION,
+            Self::Volatile(_) | Self::NotImmutable => Code::ERRCODE_INVALID_OBJECT_DEFINITION,
             Self::Spi(_) => Code::ERRCODE_INTERNAL_ERROR,
         }
     }
@@ -91,7 +131,7 @@ impl TtlError {
             Self::Invalid(Invalid::TtlTooLong(_)) => {
                 Some("The cutoff would lie before the first instant PostgreSQL can represent.".into())
             }
-            Self::FilterVolatile => {
+            Self::Volatile(_) => {
                 Some("A volatile function may decide differently when the row is checked again before deletion.".into())
             }
             _ => None,
@@ -105,7 +145,7 @@ impl TtlError {
             }
             Self::Invalid(Invalid::IndexMethod(_)) => Some("Use btree, brin or none.".into()),
             Self::Invalid(Invalid::Reset(_)) => {
-                Some("Options with a default are batch_size, soft_delete_column, filter and index_method.".into())
+                Some("Options with a default are batch_size, soft_delete_column, filter, unit and index_method.".into())
             }
             Self::NotATable { .. } => Some("TTL rules stand on tables and partitioned tables.".into()),
             Self::TemporaryTable => Some("A temporary table is invisible to the background worker.".into()),
@@ -116,9 +156,31 @@ impl TtlError {
             Self::CannotExpire { .. } => Some(format!("Use a column of type {}.", Source::ACCEPTED)),
             Self::CannotMark { .. } => Some(format!("Use a column of type {}.", Mark::ACCEPTED)),
             Self::MarkIsNotNull(_) => Some("A row is live while the column is null.".into()),
-            Self::NoRule { .. } => Some("Register one with ttl_create_index.".into()),
-            Self::FilterSubquery => Some("A filter decides by the columns of the row alone.".into()),
-            Self::FilterWholeRow => Some("Name the columns the filter needs.".into()),
+            Self::AmbiguousRule { columns, .. } => Some(format!("Give column_name as one of: {columns}.")),
+            Self::NoPrimaryKey(_) => Some("A row is named by its primary key.".into()),
+            Self::KeyShape { columns, .. } => Some(format!(
+                "Give text for a key of one column, or a JSON object with exactly these: {columns}. Numbers that are not integers of 64 bits come as strings."
+            )),
+            Self::NotWritable(_) => Some(
+                "Generated columns, expressions, JSON and uuid columns are read only. Change what they are made of.".into(),
+            ),
+            Self::NoClock(_) => Some("The column holds the instant of expiry itself; use ttl_set or ttl_expire_at.".into()),
+            Self::Mode(_) => Some("Use always, nx, xx, gt or lt.".into()),
+            Self::InfiniteInstant => Some("Use ttl_persist to have a row never expire.".into()),
+            Self::NoRule { .. } | Self::NoRules(_) => Some("Register one with ttl_create_index.".into()),
+            Self::Subquery(_) => Some("It decides by the columns of the row alone.".into()),
+            Self::WholeRow(_) => Some("Name the columns that are needed.".into()),
+            Self::NotImmutable => Some(
+                "Use index_method => 'none', or immutable functions: AT TIME ZONE instead of the session's time zone, say."
+                    .into(),
+            ),
+            Self::Invalid(Invalid::UnitMissing | Invalid::Unit(_)) => {
+                Some("Use s, ms, us or ns for Unix time, or ulid for ULIDs in a uuid column.".into())
+            }
+            Self::Invalid(Invalid::UnitUnused(_)) => {
+                Some("Numbers and text have a unit, and uuid columns that hold ULIDs have the unit ulid.".into())
+            }
+            Self::Invalid(Invalid::UnitRange(_)) => Some("Use a wider column, or another unit or time to live.".into()),
             Self::CannotCommit => Some("Use ttl_runner to sweep within a transaction.".into()),
             Self::NotInstalled => Some("Use CREATE EXTENSION pg_ttl_index.".into()),
             _ => None,

@@ -9,6 +9,7 @@ mod error;
 mod guc;
 mod pg;
 mod registry;
+mod row;
 mod rule;
 mod sweep;
 mod worker;
@@ -18,13 +19,14 @@ use pgrx::prelude::*;
 ::pgrx::pg_module_magic!(name, version);
 
 extension_sql_file!("../sql/catalog.sql", name = "catalog", bootstrap);
-extension_sql_file!("../sql/follow.sql", name = "follow", requires = ["catalog", api::rules::ttl_rename_filter]);
+extension_sql_file!("../sql/follow.sql", name = "follow", requires = ["catalog", api::rules::ttl_rename_columns]);
 extension_sql_file!(
     "../sql/summary.sql",
     name = "summary",
     requires = ["catalog", api::rules::ttl_default_batch_size, api::workers::ttl_lag, api::workers::ttl_next_pass]
 );
 extension_sql_file!("../sql/workers.sql", name = "workers", requires = ["catalog", api::workers::ttl_progress_slots]);
+extension_sql_file!("../sql/rows.sql", name = "rows");
 extension_sql_file!("../sql/sweeps.sql", name = "sweeps");
 extension_sql_file!("../sql/grants.sql", name = "grants", finalize);
 

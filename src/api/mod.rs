@@ -1,5 +1,7 @@
 //! The functions users call: they read arguments and call inward.
 
+pub mod instants;
+pub mod rows;
 pub mod rules;
 pub mod sweeps;
 pub mod workers;

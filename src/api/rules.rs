@@ -22,9 +22,10 @@ fn ttl_create_index_seconds(
     filter: default!(Option<String>, "NULL"),
     time_zone: default!(Option<String>, "NULL"),
     index_method: default!(Option<String>, "NULL"),
+    unit: default!(Option<String>, "NULL"),
 ) -> Result<bool, ErrorReport> {
     let expire_after = expire_after_seconds.map(ttl_of_seconds).transpose()?;
-    let given = Given { expire_after, batch_size, soft_delete_column, filter, time_zone, index_method };
+    let given = Given { expire_after, batch_size, soft_delete_column, filter, time_zone, unit, index_method };
     create(table_name, column_name, given)
 }
 
@@ -40,9 +41,10 @@ fn ttl_create_index_interval(
     filter: default!(Option<String>, "NULL"),
     time_zone: default!(Option<String>, "NULL"),
     index_method: default!(Option<String>, "NULL"),
+    unit: default!(Option<String>, "NULL"),
 ) -> Result<bool, ErrorReport> {
     let expire_after = expire_after.map(ttl_of_interval).transpose()?;
-    let given = Given { expire_after, batch_size, soft_delete_column, filter, time_zone, index_method };
+    let given = Given { expire_after, batch_size, soft_delete_column, filter, time_zone, unit, index_method };
     create(table_name, column_name, given)
 }
 
@@ -59,6 +61,7 @@ fn ttl_alter_index(
     time_zone: default!(Option<String>, "NULL"),
     index_method: default!(Option<String>, "NULL"),
     expire_after_seconds: default!(Option<i32>, "NULL"),
+    unit: default!(Option<String>, "NULL"),
     reset: default!(Option<Vec<String>>, "NULL"),
 ) -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_alter_index()");
@@ -68,7 +71,7 @@ fn ttl_alter_index(
         (None, Some(seconds)) => Some(ttl_of_seconds(seconds)?),
         (None, None) => None,
     };
-    let given = Given { expire_after, batch_size, soft_delete_column, filter, time_zone, index_method };
+    let given = Given { expire_after, batch_size, soft_delete_column, filter, time_zone, unit, index_method };
     registry::alter(table(table_name)?, column(column_name)?, given, &reset.unwrap_or_default())?;
     Ok(true)
 }
@@ -94,18 +97,18 @@ fn ttl_resume(table_name: Option<Regclass>, column_name: default!(Option<&str>, 
     Ok(registry::set_active(table(table_name)?, column_name, true)?)
 }
 
-/// For the event trigger that follows DDL: `filter` with the present names of the columns `attnums`, which it knows by
-/// `names`.
+/// For the event trigger that follows DDL: an expression with the present names of the columns `attnums`, which it knows
+/// by `names`.
 #[pg_extern]
-pub fn ttl_rename_filter(
+pub fn ttl_rename_columns(
     relid: Oid,
     owner: Oid,
-    filter: &str,
+    expression: &str,
     attnums: Vec<i16>,
     names: Vec<String>,
 ) -> Result<String, ErrorReport> {
     let known: Vec<_> = attnums.into_iter().zip(names).collect();
-    Ok(registry::rename_filter(relid, owner, filter, &known)?)
+    Ok(registry::rename_columns(relid, owner, expression, &known)?)
 }
 
 /// The batch size of rules that do not have their own.

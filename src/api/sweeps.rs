@@ -9,10 +9,59 @@ use crate::pg::transaction::Scope;
 use crate::registry;
 use crate::rule::Invalid;
 use crate::sweep::manual::{self, Limits};
-use pgrx::datum::Interval;
+use crate::sweep::preview;
+use pgrx::datum::{Interval, TimestampWithTimeZone};
+use pgrx::iter::TableIterator;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 use std::time::Duration;
+
+/// What the next sweep of a table's rules would do. Deletes nothing.
+#[pg_extern]
+#[allow(clippy::type_complexity)]
+fn ttl_preview(
+    table_name: Option<Regclass>,
+    column_name: default!(Option<&str>, "NULL"),
+) -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(schema_name, String),
+            name!(table_name, String),
+            name!(column_name, String),
+            name!(cutoff, Option<TimestampWithTimeZone>),
+            name!(expired_rows, i64),
+            name!(oldest_value, Option<String>),
+            name!(expired_bytes, i64),
+            name!(plan, String),
+            name!(blockers, Vec<String>),
+            name!(is_exact, bool),
+            name!(unreadable_values, Option<i64>),
+        ),
+    >,
+    ErrorReport,
+> {
+    let relid = table_name.ok_or(TtlError::from(Invalid::Missing("table_name")))?.0;
+    let rules = registry::rules_to_preview(relid, column_name)?;
+    let mut rows = Vec::new();
+    for (schema, table, rule) in rules {
+        let it = preview::of(&rule)?;
+        rows.push((
+            schema,
+            table,
+            rule.name,
+            it.cutoff,
+            it.rows,
+            it.oldest_value,
+            it.bytes,
+            it.plan,
+            it.blockers,
+            it.is_exact,
+            it.unreadable,
+        ));
+    }
+    Ok(TableIterator::new(rows))
+}
 
 /// Sweeps now, inside the caller's transaction; returns the rows removed.
 #[pg_extern]

@@ -3,7 +3,7 @@
 use crate::catalog::Catalog;
 use crate::pg::access::refuse_if_read_only;
 use crate::pg::transaction::subtransaction;
-use crate::pg::{board, process};
+use crate::pg::{board, memo, process};
 use crate::sweep::lag;
 use crate::worker;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
@@ -46,6 +46,12 @@ fn ttl_stop_worker() -> Result<bool, ErrorReport> {
 #[pg_extern]
 fn ttl_wake() {
     process::at_commit(board::wake);
+}
+
+/// Has every session forget what it knows of the rules on a table, when this transaction commits.
+#[pg_extern]
+fn ttl_forget(relid: Oid) {
+    memo::forget(relid);
 }
 
 /// Sweeps under way in this database of rules the caller may see, by process.

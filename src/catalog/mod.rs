@@ -11,6 +11,7 @@ pub use sweepable::{Broken, Claim, Rule};
 
 use crate::error::TtlError;
 use crate::pg::{identity, spi};
+use crate::rule::{Expiry, Options, Source};
 use pgrx::pg_sys::Oid;
 
 /// The extension's tables: where they live and whose they are.
@@ -19,22 +20,40 @@ pub struct Catalog {
     /// A quoted identifier.
     schema: String,
     owner: Oid,
+    /// The table of rules.
+    pub relid: Oid,
 }
 
 impl Catalog {
     pub fn open() -> Result<Self, TtlError> {
         spi::read(
-            "SELECT quote_ident(n.nspname), c.relowner
+            "SELECT quote_ident(n.nspname), c.relowner, c.oid
              FROM pg_extension e
              JOIN pg_namespace n ON n.oid = e.extnamespace
              JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'ttl_index_table'
              WHERE e.extname = 'pg_ttl_index'",
             &[],
-            |row| Ok(Self { schema: row.get(1)?.unwrap_or_default(), owner: row.get(2)?.unwrap_or_default() }),
+            |row| {
+                Ok(Self {
+                    schema: row.get(1)?.unwrap_or_default(),
+                    owner: row.get(2)?.unwrap_or_default(),
+                    relid: row.get(3)?.unwrap_or_default(),
+                })
+            },
         )?
         .into_iter()
         .next()
         .ok_or(TtlError::NotInstalled)
+    }
+
+    /// When rows expire, by a value in them.
+    pub fn expiry(&self, source: Source, value: String, options: &Options) -> Expiry {
+        Expiry::new(source, value, options.expire_after, &options.time_zone, &self.schema)
+    }
+
+    /// One of our functions, qualified.
+    pub fn function(&self, name: &str) -> String {
+        format!("{}.{name}", self.schema)
     }
 
     fn with_rights<R>(&self, work: impl FnOnce() -> R) -> R {

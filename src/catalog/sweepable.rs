@@ -4,7 +4,7 @@ use super::{Catalog, rules};
 use crate::error::TtlError;
 use crate::pg::transaction::Failure;
 use crate::pg::{access, spi};
-use crate::rule::{Mark, Options, Source};
+use crate::rule::{Expiry, Mark, Options, Source};
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys::Oid;
@@ -33,10 +33,19 @@ pub struct Rule {
     pub owner: Oid,
     /// For people: `schema.table`, quoted where needed.
     pub table: String,
-    /// The TTL column, quoted.
+    /// The TTL column, or the expression.
+    pub name: String,
+    /// The same as SQL: quoted, or in parentheses.
     pub column: String,
-    pub attnum: i16,
-    pub source: Source,
+    /// The column's number, if it is one.
+    pub attnum: Option<i16>,
+    pub type_oid: Oid,
+    /// Qualified and quoted.
+    pub type_name: String,
+    pub not_null: bool,
+    /// Whether a statement may set the column.
+    pub is_writable: bool,
+    pub expiry: Expiry,
     /// The soft delete column, quoted, and what is put into it.
     pub mark: Option<(String, Mark)>,
     pub options: Options,
@@ -88,13 +97,22 @@ impl Catalog {
         self.rules_where(&condition, &[])
     }
 
+    /// The rules on a table, active or not, whoever asks: to tell a row's expiry says no more than the row does.
+    pub fn rules_on(&self, relid: Oid) -> Result<Vec<Rule>, TtlError> {
+        Ok(self.rules_where("b.relid = $1", &[relid.into()])?.into_iter().flatten().collect())
+    }
+
+    /// A rule by its number.
+    pub fn rule_with_id(&self, id: i64) -> Result<Option<Rule>, TtlError> {
+        Ok(self.rules_where("t.id = $1", &[id.into()])?.into_iter().find_map(Result::ok))
+    }
+
     /// A rule that the current role may see, active or not.
     pub fn visible_rule(&self, id: i64) -> Result<Option<Rule>, TtlError> {
         if !self.visible_rules()?.contains(&id) {
             return Ok(None);
         }
-        let rules = self.rules_where("t.id = $1", &[id.into()])?;
-        Ok(rules.into_iter().find_map(Result::ok))
+        self.rule_with_id(id)
     }
 
     /// The rules that the current role may see: row-level security decides.
@@ -105,21 +123,29 @@ impl Catalog {
 
     fn rules_where(&self, condition: &str, args: &[DatumWithOid<'_>]) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
         let sql = format!(
-            "SELECT t.id, {options}, b.relid, c.relowner, n.nspname::text, c.relname::text, a.attname::text, b.attnum,
-                    a.atttypid, mark.attname::text, mark.atttypid, c.relkind = 'p' OR c.relhassubclass, coalesce(t.retry_at <= now(), true),
-                    t.blocked_rows, t.locked_rows,
-                    t.soft_delete_column IS DISTINCT FROM mark.attname
-                    OR {schema}.ttl_attnums(b.relid, t.filter_columns) IS DISTINCT FROM b.filter_attnums,
-                    coalesce(t.last_error, 'a column that the rule needs is not there any more'), t.version,
-                t.skipped_parts, t.last_error_code || ': ' || t.last_error
+            "SELECT t.id, t.version, b.relid, c.relowner, n.nspname::text, c.relname::text,
+                    coalesce(a.attname::text, t.column_name), b.attnum, type.oid,
+                    mark.attname::text, mark.atttypid, c.relkind = 'p' OR c.relhassubclass,
+                    coalesce(t.retry_at <= now(), true), t.blocked_rows, t.locked_rows, t.skipped_parts,
+                    t.last_error_code || ': ' || t.last_error,
+                    CASE WHEN t.soft_delete_column IS DISTINCT FROM mark.attname
+                              OR {schema}.ttl_attnums(b.relid, t.filter_columns) IS DISTINCT FROM b.filter_attnums
+                              OR {schema}.ttl_attnums(b.relid, t.expression_columns) IS DISTINCT FROM b.expression_attnums
+                         THEN coalesce(t.last_error, 'a column that the rule needs is not there any more')
+                    END,
+                    coalesce(a.attnotnull OR type.typnotnull, false),
+                    coalesce(a.attgenerated = '' AND a.attidentity <> 'a', false),
+                    coalesce(quote_ident((SELECT nspname FROM pg_namespace WHERE oid = type.typnamespace)) || '.' || quote_ident(type.typname), ''),
+                    {options}
              FROM {schema}.ttl_index_table t
              JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              JOIN pg_class c ON c.oid = b.relid
              JOIN pg_namespace n ON n.oid = c.relnamespace
-             JOIN pg_attribute a ON a.attrelid = b.relid AND a.attnum = b.attnum AND NOT a.attisdropped
+             LEFT JOIN pg_attribute a ON a.attrelid = b.relid AND a.attnum = b.attnum AND NOT a.attisdropped
+             LEFT JOIN pg_type type ON type.oid = coalesce(a.atttypid, to_regtype(t.expression_type))
              LEFT JOIN pg_attribute mark
                     ON mark.attrelid = b.relid AND mark.attnum = b.soft_delete_attnum AND NOT mark.attisdropped
-             WHERE {condition}
+             WHERE (a.attname IS NOT NULL OR b.attnum IS NULL) AND {condition}
              ORDER BY t.id",
             options = rules::OPTIONS,
             schema = self.schema
@@ -127,9 +153,9 @@ impl Catalog {
         self.with_rights(|| {
             spi::read(&sql, args, |row| {
                 let id = row.get(1)?.unwrap_or_default();
-                let (is_due, last_error) = (row.get(18)?.unwrap_or_default(), row.get::<String>(25)?);
-                let version = row.get(23)?.unwrap_or_default();
-                Ok(rule(id, &row).map_err(|failure| {
+                let (is_due, last_error) = (row.get(13)?.unwrap_or_default(), row.get::<String>(17)?);
+                let version = row.get(2)?.unwrap_or_default();
+                Ok(self.rule(id, &row).map_err(|failure| {
                     let is_known = last_error == Some(failure.to_string());
                     Broken { rule_id: id, version, failure, is_due, is_known }
                 }))
@@ -188,46 +214,51 @@ impl Catalog {
         let same = self.with_rights(|| spi::read(&sql, &[rule.id.into(), rule.version.into()], |_| Ok(())))?;
         Ok(same.is_empty())
     }
-}
 
-fn rule(id: i64, row: &spi::Row<'_>) -> Result<Rule, Failure> {
-    let read = || -> Result<Result<Rule, Failure>, TtlError> {
+    fn rule(&self, id: i64, row: &spi::Row<'_>) -> Result<Rule, Failure> {
         let text = |ordinal| Ok::<String, TtlError>(row.get(ordinal)?.unwrap_or_default());
-        let undefined = |message| Err(Failure::new(PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN, message));
-        if row.get(21)?.unwrap_or(true) {
-            return Ok(undefined(text(22)?));
+        if let Some(missing) = row.get::<String>(18).map_err(TtlError::from)? {
+            return Err(Failure::new(PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN, missing));
         }
-        let column = text(12)?;
-        let type_oid = access::base_type(row.get(14)?.unwrap_or_default());
-        let Some(source) = Source::of_type(type_oid.to_u32()) else {
-            let message = format!("column \"{column}\" has a type that cannot expire");
-            return Ok(Err(Failure::new(PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH, message)));
+        let read = || -> Result<Rule, TtlError> {
+            let options = rules::options(row, 22)?;
+            let (name, attnum) = (text(7)?, row.get::<i16>(8)?);
+            let column = if attnum.is_some() { quote_identifier(&name) } else { format!("({name})") };
+            let type_oid = row.get(9)?.unwrap_or_default();
+            let source = Source::of_type(access::base_type(type_oid).to_u32(), options.unit.as_deref())?
+                .ok_or_else(|| TtlError::CannotExpireNow(name.clone()))?;
+            let expiry = self.expiry(source, column.clone(), &options);
+            let mark = match (row.get::<String>(10)?, row.get::<Oid>(11)?) {
+                (Some(name), Some(type_oid)) => {
+                    let mark = Mark::of_type(access::base_type(type_oid).to_u32());
+                    Some((quote_identifier(&name), mark.ok_or(TtlError::CannotMarkNow(name))?))
+                }
+                _ => None,
+            };
+            Ok(Rule {
+                id,
+                version: row.get(2)?.unwrap_or_default(),
+                relid: row.get(3)?.unwrap_or_default(),
+                owner: row.get(4)?.unwrap_or_default(),
+                table: quote_qualified_identifier(text(5)?, text(6)?),
+                name,
+                column,
+                attnum,
+                type_oid,
+                type_name: text(21)?,
+                not_null: row.get(19)?.unwrap_or_default(),
+                is_writable: row.get(20)?.unwrap_or_default(),
+                expiry,
+                mark,
+                options,
+                has_children: row.get(12)?.unwrap_or_default(),
+                is_due: row.get(13)?.unwrap_or_default(),
+                blocked_rows: row.get(14)?.unwrap_or_default(),
+                locked_rows: row.get(15)?.unwrap_or_default(),
+                skipped_parts: row.get(16)?,
+                last_error: row.get(17)?,
+            })
         };
-        let mark = match (row.get::<String>(15)?, row.get::<Oid>(16)?) {
-            (Some(name), Some(type_oid)) => match Mark::of_type(access::base_type(type_oid).to_u32()) {
-                Some(mark) => Some((quote_identifier(&name), mark)),
-                None => return Ok(undefined(format!("column \"{name}\" cannot mark a row as deleted any more"))),
-            },
-            _ => None,
-        };
-        Ok(Ok(Rule {
-            id,
-            version: row.get(23)?.unwrap_or_default(),
-            relid: row.get(8)?.unwrap_or_default(),
-            owner: row.get(9)?.unwrap_or_default(),
-            table: quote_qualified_identifier(text(10)?, text(11)?),
-            column: quote_identifier(&column),
-            attnum: row.get(13)?.unwrap_or_default(),
-            source,
-            mark,
-            options: rules::options(row, 2)?,
-            has_children: row.get(17)?.unwrap_or_default(),
-            is_due: row.get(18)?.unwrap_or_default(),
-            blocked_rows: row.get(19)?.unwrap_or_default(),
-            locked_rows: row.get(20)?.unwrap_or_default(),
-            skipped_parts: row.get(24)?,
-            last_error: row.get(25)?,
-        }))
-    };
-    read().map_err(Failure::from)?
+        Ok(read()?)
+    }
 }

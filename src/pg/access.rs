@@ -45,6 +45,12 @@ pub fn in_binary_upgrade() -> bool {
     unsafe { pg_sys::IsBinaryUpgrade }
 }
 
+/// The present, in microseconds since 1970.
+pub fn unix_micros() -> i64 {
+    let from_2000 = i64::from(pgrx::datum::datetime_support::clock_timestamp());
+    from_2000 + 946_684_800_000_000
+}
+
 /// The role whose rights are in force.
 pub fn current_role() -> pg_sys::Oid {
     // SAFETY: reads backend-local state.
@@ -57,6 +63,25 @@ pub fn may_delete(relid: pg_sys::Oid) -> bool {
     unsafe {
         let acl = pg_sys::pg_class_aclcheck(relid, pg_sys::GetUserId(), pg_sys::ACL_DELETE as pg_sys::AclMode);
         acl == pg_sys::AclResult::ACLCHECK_OK
+    }
+}
+
+/// Whether that role may read every column and every row of the relation.
+pub fn may_read_all(relid: pg_sys::Oid) -> bool {
+    // SAFETY: both look into the catalog caches.
+    unsafe {
+        let acl = pg_sys::pg_class_aclcheck(relid, pg_sys::GetUserId(), pg_sys::ACL_SELECT as pg_sys::AclMode);
+        let policies = pg_sys::check_enable_rls(relid, pg_sys::InvalidOid, true);
+        acl == pg_sys::AclResult::ACLCHECK_OK && policies != pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32
+    }
+}
+
+/// The name of a relation, without its schema.
+pub fn relation_name(relid: pg_sys::Oid) -> Option<String> {
+    // SAFETY: looks into the catalog caches; the string is copied.
+    unsafe {
+        let name = pg_sys::get_rel_name(relid);
+        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
     }
 }
 

@@ -1,10 +1,11 @@
-//! Boolean expressions over the row of one table: checked, printed in canonical form, followed through renames.
+//! Expressions over the row of one table: checked, printed in canonical form, followed through renames.
 
-use super::identity::with_pinned_search_path;
+use super::identity::{with_pinned_search_path, with_settings};
 use crate::error::TtlError;
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{PgTryBuilder, pg_sys};
 use std::ffi::{CStr, CString};
+use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::ptr;
 
@@ -14,17 +15,37 @@ pub struct Checked {
     pub sql: String,
     /// The columns it reads, by attribute number.
     pub attnums: Vec<i16>,
-    /// Whether an index may be partial on it.
+    /// Whether an index may be on it.
     pub immutable: bool,
+    /// The type of its value.
+    pub type_oid: pg_sys::Oid,
 }
 
-/// Checks a filter as its author wrote it, names resolved in the search path in force.
-pub fn check(relid: pg_sys::Oid, text: &str) -> Result<Checked, TtlError> {
+/// What an expression is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To decide about a row.
+    Filter,
+    /// To say when a row expires, or what an index is sorted by.
+    Value,
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Filter => "filter",
+            Self::Value => "expression",
+        })
+    }
+}
+
+/// Checks an expression as its author wrote it, names resolved in the search path in force.
+pub fn check(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked, TtlError> {
     let relation = Relation::open(relid);
-    let node = analyze(&relation, text, ptr::null_mut())?;
+    let node = analyze(&relation, text, purpose, ptr::null_mut())?;
     let attnums = attnums(node);
     if attnums.iter().any(|attnum| *attnum <= 0) {
-        return Err(TtlError::FilterWholeRow);
+        return Err(TtlError::WholeRow(purpose));
     }
     // SAFETY: `node` is an analyzed expression; planning copies it.
     let (volatile, mutable) = unsafe {
@@ -35,16 +56,27 @@ pub fn check(relid: pg_sys::Oid, text: &str) -> Result<Checked, TtlError> {
         )
     };
     if volatile {
-        return Err(TtlError::FilterVolatile);
+        return Err(TtlError::Volatile(purpose));
     }
-    Ok(Checked { sql: relation.deparse(node), attnums, immutable: !mutable })
+    // SAFETY: `node` is an analyzed expression.
+    let type_oid = unsafe { pg_sys::exprType(node) };
+    Ok(Checked { sql: relation.deparse(node), attnums, immutable: !mutable, type_oid })
 }
 
-/// The filter `text`, in which columns have the names they had in `known` (attribute number, name), with the names
+/// Whether a text is no more than a name, or not even an expression: then it can only have been meant as a column's name.
+pub fn is_name(text: &str) -> bool {
+    let is_name = PgTryBuilder::new(|| {
+        // SAFETY: within a transaction; the node is valid.
+        unsafe { parse(text, Purpose::Value).map_or(true, |node| (*node).type_ == pg_sys::NodeTag::T_ColumnRef) }
+    });
+    is_name.catch_others(|_| true).execute()
+}
+
+/// The expression `text`, in which columns have the names they had in `known` (attribute number, name), with the names
 /// they have now. Parsing may run user code (a domain check inside a literal): call this as the table's owner.
 pub fn rename_columns(relid: pg_sys::Oid, text: &str, known: &[(i16, String)]) -> Result<String, TtlError> {
     let relation = Relation::open(relid);
-    let node = analyze(&relation, text, relation.alias(known))?;
+    let node = analyze(&relation, text, Purpose::Value, relation.alias(known))?;
     Ok(relation.deparse(node))
 }
 
@@ -58,7 +90,9 @@ impl Relation {
     }
 
     fn deparse(&self, node: *mut pg_sys::Node) -> String {
-        with_pinned_search_path(|| {
+        // Constants are printed as they are read again, whatever the session prefers.
+        let settings = [(c"DateStyle", c"ISO, YMD"), (c"IntervalStyle", c"postgres"), (c"extra_float_digits", c"1")];
+        let print = || {
             // SAFETY: `node` is an analyzed expression over this open relation alone, as its first range table entry.
             unsafe {
                 let name = (*(*self.0).rd_rel).relname.data.as_ptr();
@@ -66,11 +100,12 @@ impl Relation {
                 let text = pg_sys::deparse_expression(node, context, false, false);
                 CStr::from_ptr(text).to_string_lossy().into_owned()
             }
-        })
+        };
+        with_pinned_search_path(|| with_settings(&settings, print))
     }
 
     /// An alias for this relation under which the columns of `known` have their old names. Every other column gets a
-    /// name that no filter uses, so that a name which has since passed to another column does not match it.
+    /// name that no expression uses, so that a name which has since passed to another column does not match it.
     fn alias(&self, known: &[(i16, String)]) -> *mut pg_sys::Alias {
         // SAFETY: the tuple descriptor lives as long as the relation is open; strings are copied into palloc'd memory.
         unsafe {
@@ -98,7 +133,7 @@ impl Drop for Relation {
 
 /// The condition as the planner wants it to compare predicates: simplified, a list of ANDed clauses.
 pub(super) fn clauses(relation: &Relation, condition: &str) -> Result<*mut pg_sys::List, TtlError> {
-    let node = analyze(relation, condition, ptr::null_mut())?;
+    let node = analyze(relation, condition, Purpose::Filter, ptr::null_mut())?;
     // SAFETY: `node` is an analyzed boolean expression.
     unsafe {
         let simplified = pg_sys::eval_const_expressions(ptr::null_mut(), node);
@@ -106,28 +141,35 @@ pub(super) fn clauses(relation: &Relation, condition: &str) -> Result<*mut pg_sy
     }
 }
 
-/// Parse analysis. PostgreSQL's own complaints come back as [`TtlError::Filter`], without their cursor position: it
+/// Parse analysis. PostgreSQL's own complaints come back as [`TtlError::Expression`], without their cursor position: it
 /// would point into the statement of our caller. The caller must let the error end the transaction or subtransaction.
-fn analyze(relation: &Relation, text: &str, alias: *mut pg_sys::Alias) -> Result<*mut pg_sys::Node, TtlError> {
+pub(super) fn analyze(
+    relation: &Relation,
+    text: &str,
+    purpose: Purpose,
+    alias: *mut pg_sys::Alias,
+) -> Result<*mut pg_sys::Node, TtlError> {
     let relation = AssertUnwindSafe(relation.0);
     let alias = AssertUnwindSafe(alias);
     PgTryBuilder::new(|| {
         // SAFETY: relation and alias outlive the call, and the parse state is used for this one expression.
         unsafe {
-            let raw = parse(text)?;
+            let raw = parse(text, purpose)?;
             let state = pg_sys::make_parsestate(ptr::null_mut());
             let lock = pg_sys::AccessShareLock as i32;
             let item = pg_sys::addRangeTableEntryForRelation(state, *relation, lock, *alias, false, true);
             pg_sys::addNSItemToQuery(state, item, false, true, true);
-            let node = pg_sys::transformExpr(state, raw, pg_sys::ParseExprKind::EXPR_KIND_WHERE);
-            let node = pg_sys::coerce_to_boolean(state, node, c"a TTL filter".as_ptr());
+            let mut node = pg_sys::transformExpr(state, raw, pg_sys::ParseExprKind::EXPR_KIND_WHERE);
+            if purpose == Purpose::Filter {
+                node = pg_sys::coerce_to_boolean(state, node, c"a TTL filter".as_ptr());
+            }
             pg_sys::assign_expr_collations(state, node);
-            if (*state).p_hasSubLinks { Err(TtlError::FilterSubquery) } else { Ok(node) }
+            if (*state).p_hasSubLinks { Err(TtlError::Subquery(purpose)) } else { Ok(node) }
         }
     })
     .catch_others(|error| match error {
         CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => {
-            Err(TtlError::Filter { code: report.sql_error_code(), message: report.message().into() })
+            Err(TtlError::Expression { purpose, code: report.sql_error_code(), message: report.message().into() })
         }
         panic => panic.rethrow(),
     })
@@ -138,16 +180,16 @@ fn analyze(relation: &Relation, text: &str, alias: *mut pg_sys::Alias) -> Result
 ///
 /// # Safety
 /// Runs PostgreSQL's parser, so needs to be called in a transaction.
-unsafe fn parse(text: &str) -> Result<*mut pg_sys::Node, TtlError> {
-    let sql = CString::new(format!("SELECT {text}")).map_err(|_| TtlError::FilterNotAnExpression)?;
+unsafe fn parse(text: &str, purpose: Purpose) -> Result<*mut pg_sys::Node, TtlError> {
+    let sql = CString::new(format!("SELECT {text}")).map_err(|_| TtlError::NotAnExpression(purpose))?;
     // SAFETY: the parser returns a list of RawStmt; each cast below follows a check of the node's tag or its type.
     unsafe {
         let [statement] = elements(pg_sys::raw_parser(sql.as_ptr(), pg_sys::RawParseMode::RAW_PARSE_DEFAULT)) else {
-            return Err(TtlError::FilterNotAnExpression);
+            return Err(TtlError::NotAnExpression(purpose));
         };
         let select: *mut pg_sys::SelectStmt = (*statement.ptr_value.cast::<pg_sys::RawStmt>()).stmt.cast();
         if (*select).type_ != pg_sys::NodeTag::T_SelectStmt {
-            return Err(TtlError::FilterNotAnExpression);
+            return Err(TtlError::NotAnExpression(purpose));
         }
         let s = &*select;
         let lists = [
@@ -170,10 +212,10 @@ unsafe fn parse(text: &str) -> Result<*mut pg_sys::Node, TtlError> {
                 if target.name.is_null() && !is_star(target.val) {
                     Ok(target.val)
                 } else {
-                    Err(TtlError::FilterNotAnExpression)
+                    Err(TtlError::NotAnExpression(purpose))
                 }
             }
-            _ => Err(TtlError::FilterNotAnExpression),
+            _ => Err(TtlError::NotAnExpression(purpose)),
         }
     }
 }
@@ -234,7 +276,7 @@ mod tests {
 
     #[pg_test]
     fn a_filter_is_printed_canonically_and_knows_its_columns() {
-        let checked = check(table(), "name like 'a%' and ID > 1").unwrap();
+        let checked = check(table(), "name like 'a%' and ID > 1", Purpose::Filter).unwrap();
         assert_eq!(checked.sql, "((name ~~ 'a%'::text) AND (id > 1))");
         assert_eq!(checked.attnums, [2, 4]);
         assert!(checked.immutable);
@@ -242,7 +284,7 @@ mod tests {
 
     #[pg_test]
     fn a_stable_filter_is_not_immutable() {
-        assert!(!check(table(), "at < now()").unwrap().immutable);
+        assert!(!check(table(), "at < now()", Purpose::Filter).unwrap().immutable);
     }
 
     #[pg_test]
@@ -258,7 +300,7 @@ mod tests {
 
     #[pg_test]
     fn what_postgres_says_of_a_bad_filter_keeps_its_sqlstate() {
-        let error = check(table(), "nowhere > 1").err().unwrap();
+        let error = check(table(), "nowhere > 1", Purpose::Filter).err().unwrap();
         assert_eq!(error.code(), pgrx::PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN);
         assert_eq!(error.to_string(), "invalid filter: column \"nowhere\" does not exist");
     }

@@ -1,6 +1,6 @@
 //! Which index of a table can serve a rule, and what a new one may be called.
 
-use super::expression::{Relation, clauses, elements};
+use super::expression::{Purpose, Relation, analyze, clauses, elements};
 use crate::error::TtlError;
 use pgrx::pg_sys;
 use std::ffi::{CStr, CString};
@@ -9,7 +9,8 @@ use std::ptr;
 /// What a rule needs of an index.
 pub struct Wanted<'a> {
     pub relid: pg_sys::Oid,
-    pub attnum: i16,
+    /// What it is sorted by, as SQL over the row.
+    pub key: &'a str,
     /// Name of the access method.
     pub method: &'a str,
     /// What holds for every row the rule is looking for: an index may leave out the others.
@@ -23,13 +24,14 @@ pub struct Wanted<'a> {
 /// The first index, in PostgreSQL's own order, that serves.
 pub fn serving(wanted: &Wanted<'_>) -> Result<Option<pg_sys::Oid>, TtlError> {
     let relation = Relation::open(wanted.relid);
+    let key = analyze(&relation, wanted.key, Purpose::Value, ptr::null_mut())?;
     let condition = wanted.condition.map_or(Ok(ptr::null_mut()), |text| clauses(&relation, text))?;
     let guarantee = wanted.guarantee.map_or(Ok(ptr::null_mut()), |text| clauses(&relation, text))?;
     // SAFETY: the relation is open, so its list of indexes is valid and their locks keep them in place.
     unsafe {
         for cell in elements(pg_sys::RelationGetIndexList(relation.0)) {
             let index = Index::open(cell.oid_value);
-            if index.fits(wanted) {
+            if index.fits(wanted, key) {
                 let predicate = pg_sys::RelationGetIndexPredicate(index.0);
                 if pg_sys::predicate_implied_by(predicate, condition, false)
                     && (guarantee.is_null() || pg_sys::predicate_implied_by(guarantee, predicate, false))
@@ -42,16 +44,16 @@ pub fn serving(wanted: &Wanted<'_>) -> Result<Option<pg_sys::Oid>, TtlError> {
     Ok(None)
 }
 
-/// `idx_ttl_{table}_{column}`, shortened and numbered as PostgreSQL does it for the names it chooses.
-pub fn free_name(namespace: pg_sys::Oid, table: &str, column: &str) -> String {
+/// `idx_ttl_{table}_{name}`, shortened and numbered as PostgreSQL does it for the names it chooses.
+pub fn free_name(namespace: pg_sys::Oid, table: &str, name: &str) -> String {
     let table = CString::new(format!("idx_ttl_{table}")).unwrap_or_default();
-    let column = CString::new(column).unwrap_or_default();
+    let suffix = CString::new(name).unwrap_or_default();
     let labels = std::iter::once(None).chain((1..).map(|number: u32| CString::new(number.to_string()).ok()));
     for label in labels {
         let label = label.as_ref().map_or(ptr::null(), |label| label.as_ptr());
         // SAFETY: all are C strings; the result is a palloc'd one.
         unsafe {
-            let name = pg_sys::makeObjectName(table.as_ptr(), column.as_ptr(), label);
+            let name = pg_sys::makeObjectName(table.as_ptr(), suffix.as_ptr(), label);
             if pg_sys::get_relname_relid(name, namespace) == pg_sys::InvalidOid {
                 return CStr::from_ptr(name).to_string_lossy().into_owned();
             }
@@ -68,26 +70,44 @@ impl Index {
         Self(unsafe { pg_sys::index_open(oid, pg_sys::AccessShareLock as pg_sys::LOCKMODE) })
     }
 
-    /// Usable, of the wanted method, the column first, in the order its type has by default.
-    fn fits(&self, wanted: &Wanted<'_>) -> bool {
+    /// Usable, of the wanted method, the key first, in the order its type has by default.
+    fn fits(&self, wanted: &Wanted<'_>, key: *mut pg_sys::Node) -> bool {
         let Ok(method) = CString::new(wanted.method) else { return false };
         // SAFETY: the index is open, and an index has at least one key column.
         unsafe {
             let form = &*(*self.0).rd_index;
             let method = pg_sys::get_am_oid(method.as_ptr(), false);
-            let opclass = pg_sys::GetDefaultOpClass(pg_sys::get_atttype(wanted.relid, wanted.attnum), method);
+            let opclass = pg_sys::GetDefaultOpClass(pg_sys::exprType(key), method);
             form.indisvalid
                 && form.indisready
                 && form.indislive
                 && (!wanted.at_once || self.is_usable_at_once())
                 && (*(*self.0).rd_rel).relam == method
-                && *form.indkey.values.as_ptr() == wanted.attnum
+                && self.begins_with(key)
                 && *(*self.0).rd_opfamily == pg_sys::get_opclass_family(opclass)
         }
     }
 }
 
 impl Index {
+    /// Whether its first column is a column or an expression.
+    ///
+    /// # Safety
+    /// `key` is an analyzed expression over the table of this open index.
+    unsafe fn begins_with(&self, key: *mut pg_sys::Node) -> bool {
+        // SAFETY: the cast follows a check of the node's tag; a first column that is no column is the first expression.
+        unsafe {
+            let first = *(*(*self.0).rd_index).indkey.values.as_ptr();
+            if (*key).type_ == pg_sys::NodeTag::T_Var {
+                return first == (*key.cast::<pg_sys::Var>()).varattno;
+            }
+            // Indexes keep their expressions simplified.
+            let key = pg_sys::eval_const_expressions(ptr::null_mut(), key);
+            let expressions = elements(pg_sys::RelationGetIndexExpressions(self.0));
+            first == 0 && expressions.first().is_some_and(|indexed| pg_sys::equal(indexed.ptr_value, key.cast()))
+        }
+    }
+
     /// An index that was built over rows updated before its time serves only transactions that began after it.
     fn is_usable_at_once(&self) -> bool {
         // SAFETY: an open index has its catalog tuple.

@@ -50,7 +50,8 @@ impl Plan {
         Self::new(sql, &mut [pg_sys::TIDOID, pg_sys::TIDOID])
     }
 
-    fn new(sql: &str, parameters: &mut [pg_sys::Oid]) -> Self {
+    /// Plans a statement with parameters of these types.
+    pub fn new(sql: &str, parameters: &mut [pg_sys::Oid]) -> Self {
         let sql = CString::new(sql).unwrap_or_default();
         Spi::connect(|_| {
             // SAFETY: within an SPI connection. The statement is kept before it is planned, because keeping it discards a
@@ -79,22 +80,13 @@ impl Plan {
         })
     }
 
-    /// Runs a query whose first column is a `ctid`, for at most `limit` rows. The second column, if there is one, is
-    /// of a type that is passed by value.
+    /// Runs a query whose first column is a `ctid`, for at most `limit` rows.
     pub fn find(&self, places: Places<'_>, limit: usize) -> Found {
         Spi::connect(|_| {
             let mut collector = Collector::default();
-            // SAFETY: within an SPI connection; the collector begins with a receiver, and outlives the call. The output
-            // function is that of the type the last value has.
-            let last = unsafe {
-                self.execute(places, limit, std::ptr::from_mut(&mut collector).cast());
-                collector.last.map(|(type_oid, value)| {
-                    let (mut output, mut is_varlena) = (pg_sys::InvalidOid, false);
-                    pg_sys::getTypeOutputInfo(type_oid, &mut output, &mut is_varlena);
-                    CStr::from_ptr(pg_sys::OidOutputFunctionCall(output, value)).to_string_lossy().into_owned()
-                })
-            };
-            Found { tids: collector.tids, last }
+            // SAFETY: within an SPI connection; the collector begins with a receiver, and outlives the call.
+            unsafe { self.execute(places, limit, std::ptr::from_mut(&mut collector).cast()) };
+            Found { tids: collector.tids, last: collector.last.map(Value::into_text) }
         })
     }
 
@@ -121,6 +113,45 @@ impl Plan {
                 pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
                 pg_sys::CommandCounterIncrement();
                 deleter.deleted
+            }
+        })
+    }
+
+    /// Runs a statement with these arguments, as the session has it, and tells how many rows it found or changed; the
+    /// first column of the first row is what it found. It sees all that this transaction did before.
+    pub fn call<T: FromDatum + IntoDatum>(&self, arguments: &mut [pg_sys::Datum]) -> (usize, Option<T>) {
+        Spi::connect(|_| {
+            // SAFETY: within an SPI connection; the statement was planned for as many arguments of these types. A result
+            // has at least one column.
+            unsafe {
+                pg_sys::SPI_execute_plan(self.0, arguments.as_mut_ptr(), std::ptr::null(), false, 0);
+                let (count, table) = (pg_sys::SPI_processed as usize, pg_sys::SPI_tuptable);
+                if table.is_null() || count == 0 {
+                    return (count, None);
+                }
+                let mut is_null = false;
+                let datum = pg_sys::SPI_getbinval(*(*table).vals, (*table).tupdesc, 1, &mut is_null);
+                (count, T::from_datum(datum, is_null))
+            }
+        })
+    }
+
+    /// Runs a query with these arguments, and takes the first column of its first row, copied to where the caller's
+    /// values are.
+    pub fn value(&self, arguments: &mut [pg_sys::Datum]) -> Option<pg_sys::Datum> {
+        Spi::connect(|_| {
+            // SAFETY: within an SPI connection; the statement was planned for as many arguments of these types. A result
+            // has at least one column.
+            unsafe {
+                pg_sys::SPI_execute_plan(self.0, arguments.as_mut_ptr(), std::ptr::null(), true, 1);
+                if pg_sys::SPI_processed == 0 {
+                    return None;
+                }
+                let table = &*pg_sys::SPI_tuptable;
+                let (mut is_null, mut length, mut by_value) = (false, 0, false);
+                let datum = pg_sys::SPI_getbinval(*table.vals, table.tupdesc, 1, &mut is_null);
+                pg_sys::get_typlenbyval(pg_sys::SPI_gettypeid(table.tupdesc, 1), &mut length, &mut by_value);
+                (!is_null).then(|| pg_sys::SPI_datumTransfer(datum, by_value, length.into()))
             }
         })
     }
@@ -179,7 +210,55 @@ fn make_array(tids: &[Tid]) -> pg_sys::Datum {
 struct Collector {
     receiver: pg_sys::DestReceiver,
     tids: Vec<Tid>,
-    last: Option<(pg_sys::Oid, pg_sys::Datum)>,
+    last: Option<Value>,
+}
+
+unsafe extern "C-unwind" {
+    /// The bytes of a value, its header included.
+    fn datumGetSize(value: pg_sys::Datum, by_value: bool, length: i32) -> usize;
+}
+
+/// A value that outlives the row it came from.
+struct Value {
+    type_oid: pg_sys::Oid,
+    length: i16,
+    by_value: bool,
+    datum: pg_sys::Datum,
+    /// What `datum` points to, if it does; aligned for every type.
+    bytes: Vec<u64>,
+}
+
+impl Value {
+    fn of_type(type_oid: pg_sys::Oid) -> Self {
+        let (mut length, mut by_value) = (0, false);
+        // SAFETY: looks into the type cache.
+        unsafe { pg_sys::get_typlenbyval(type_oid, &mut length, &mut by_value) };
+        Self { type_oid, length, by_value, datum: pg_sys::Datum::null(), bytes: Vec::new() }
+    }
+
+    /// # Safety
+    /// `datum` is a value of this type, not null.
+    unsafe fn set(&mut self, datum: pg_sys::Datum) {
+        self.datum = datum;
+        if !self.by_value {
+            // SAFETY: as promised by the caller; the buffer has room for as many bytes as the value has.
+            unsafe {
+                let size = pg_sys::ffi::pg_guard_ffi_boundary(|| datumGetSize(datum, false, self.length.into()));
+                self.bytes.resize(size.div_ceil(size_of::<u64>()), 0);
+                std::ptr::copy_nonoverlapping(datum.cast_mut_ptr::<u8>(), self.bytes.as_mut_ptr().cast(), size);
+            }
+            self.datum = pg_sys::Datum::from(self.bytes.as_ptr());
+        }
+    }
+
+    fn into_text(self) -> String {
+        // SAFETY: the output function is that of the type the value has; the text is copied.
+        unsafe {
+            let (mut output, mut is_varlena) = (pg_sys::InvalidOid, false);
+            pg_sys::getTypeOutputInfo(self.type_oid, &mut output, &mut is_varlena);
+            CStr::from_ptr(pg_sys::OidOutputFunctionCall(output, self.datum)).to_string_lossy().into_owned()
+        }
+    }
 }
 
 type Receive = unsafe extern "C-unwind" fn(*mut pg_sys::TupleTableSlot, *mut pg_sys::DestReceiver) -> bool;
@@ -257,19 +336,13 @@ unsafe extern "C-unwind" fn receive(slot: *mut pg_sys::TupleTableSlot, receiver:
         let slot = &*slot;
         collector.tids.push(*(*slot.tts_values).cast_mut_ptr::<Tid>());
         if columns > 1 {
-            let value = *slot.tts_values.add(1);
-            let last = collector.last.get_or_insert_with(|| (second_type(slot.tts_tupleDescriptor), value));
-            last.1 = value;
+            let last = collector
+                .last
+                .get_or_insert_with(|| Value::of_type(pg_sys::SPI_gettypeid(slot.tts_tupleDescriptor, 2)));
+            last.set(*slot.tts_values.add(1));
         }
     }
     true
-}
-
-/// # Safety
-/// `descriptor` has two columns.
-unsafe fn second_type(descriptor: pg_sys::TupleDesc) -> pg_sys::Oid {
-    // SAFETY: as promised by the caller.
-    unsafe { pg_sys::SPI_gettypeid(descriptor, 2) }
 }
 
 unsafe extern "C-unwind" fn start(_receiver: *mut pg_sys::DestReceiver, _operation: i32, _type: pg_sys::TupleDesc) {}

@@ -1,6 +1,7 @@
 //! A relation's present shape, and locks on it.
 
 use pgrx::pg_sys;
+use pgrx::spi::quote_qualified_identifier;
 use std::ffi::CStr;
 
 /// What a statement prepared for a relation relies on: if any of it changes, names in the statement may mean
@@ -19,6 +20,11 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Qualified and quoted.
+    pub fn qualified_name(&self) -> String {
+        quote_qualified_identifier(&self.namespace, &self.name)
+    }
+
     pub fn owner(&self) -> pg_sys::Oid {
         self.owner
     }
@@ -32,16 +38,26 @@ impl Shape {
     pub fn is_plain(&self) -> bool {
         !self.has_side_effects
     }
-
-    /// The name of a column.
-    pub fn column(&self, attnum: i16) -> Option<&str> {
-        self.columns.iter().find(|column| column.0 == attnum).map(|column| column.1.as_str())
-    }
 }
 
 unsafe extern "C-unwind" {
     /// Whether `pg_inherits` has a parent of the relation.
     fn has_superclass(relid: pg_sys::Oid) -> bool;
+}
+
+/// # Safety
+/// `relation` is open.
+unsafe fn has_delete_triggers(relation: pg_sys::Relation) -> bool {
+    // SAFETY: an open relation's triggers are null or valid.
+    unsafe {
+        (*relation).trigdesc.as_ref().is_some_and(|triggers| {
+            triggers.trig_delete_before_row
+                || triggers.trig_delete_after_row
+                || triggers.trig_delete_instead_row
+                || triggers.trig_delete_before_statement
+                || triggers.trig_delete_after_statement
+        })
+    }
 }
 
 /// How a relation is going to be used.
@@ -82,7 +98,7 @@ pub fn lock(relid: pg_sys::Oid, lock: Lock) -> Option<Shape> {
             has_parent,
             owner: form.relowner,
             has_triggers: form.relhastriggers,
-            has_side_effects: form.relhastriggers || form.relhasrules || form.relforcerowsecurity,
+            has_side_effects: has_delete_triggers(relation) || form.relhasrules || form.relforcerowsecurity,
             columns,
         };
         pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);

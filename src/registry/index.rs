@@ -1,11 +1,11 @@
 //! The index a rule needs: found among those the table has, or made.
 
-use super::table::{Column, Table};
+use super::table::{Subject, Table};
 use crate::catalog::RuleIndex;
 use crate::error::TtlError;
 use crate::pg::index::{self, Wanted};
 use crate::pg::{identity, spi};
-use crate::rule::IndexMethod;
+use crate::rule::{Expiry, IndexMethod};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};
 
@@ -35,7 +35,8 @@ fn join(parts: [Option<&String>; 2]) -> Option<String> {
 /// Finds or makes the index. `author` is the role whose words the conditions are: the index is made as that role.
 pub fn ensure(
     table: &Table,
-    column: &Column,
+    subject: &Subject,
+    expiry: &Expiry,
     method: IndexMethod,
     conditions: &Conditions,
     current: Option<&RuleIndex>,
@@ -47,7 +48,7 @@ pub fn ensure(
     let serving = identity::sandboxed_as(table.owner, || {
         index::serving(&Wanted {
             relid: table.relid,
-            attnum: column.attnum,
+            key: &expiry.compared(),
             method: &method.to_string(),
             condition: conditions.all().as_deref(),
             at_once: false,
@@ -59,13 +60,17 @@ pub fn ensure(
         let made_by_us = current.is_some_and(|index| index.oid == Some(oid) && index.made_by_us);
         return Ok(Some(RuleIndex { name: name_of(oid)?, oid: Some(oid), made_by_us }));
     }
-    let name = index::free_name(table.namespace, &table.name, &column.name);
+    if !subject.immutable {
+        return Err(TtlError::NotImmutable);
+    }
+    let suffix = if subject.attnum.is_some() { subject.name.as_str() } else { "expr" };
+    let name = index::free_name(table.namespace, &table.name, suffix);
     let predicate = conditions.indexable().map_or_else(String::new, |condition| format!(" WHERE {condition}"));
     let create = format!(
-        "CREATE INDEX {} ON {} USING {method} ({}){predicate}",
+        "CREATE INDEX {} ON {} USING {method} (({})){predicate}",
         quote_identifier(&name),
         table.qualified_name(),
-        column.quoted()
+        expiry.compared()
     );
     identity::sandboxed_as(author, || spi::execute(&create, &[]))?;
     Ok(Some(RuleIndex { name, oid: None, made_by_us: true }))

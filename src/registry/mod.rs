@@ -3,29 +3,30 @@
 mod index;
 mod table;
 
-use crate::catalog::{Catalog, Definition, RuleIndex, StoredRule};
+use crate::catalog::{Catalog, Definition, Rule, RuleIndex, StoredRule};
 use crate::error::TtlError;
-use crate::pg::expression::{self, Checked};
+use crate::pg::expression::{self, Checked, Purpose};
 use crate::pg::{access, identity, spi};
+use crate::row;
 use crate::rule::{Given, Mark, Options, Source};
 use index::Conditions;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
-use table::{Column, Table};
+use table::{Subject, Table};
 
 /// Registers a rule, or registers it anew: statistics and a pause stay, options that are not given again do not.
 pub fn create(relid: Oid, column: &str, given: Given) -> Result<(), TtlError> {
     let table = Table::lock(relid)?;
     table.check_storage()?;
-    let column = table.column(column)?;
-    let stored = Catalog::open()?.find(relid, column.attnum)?;
+    let subject = table.subject(column)?;
+    let stored = Catalog::open()?.find(relid, subject.attnum, &subject.name)?;
     let given = check_given_filter(relid, given)?;
     let options = Options::create(given, access::session_time_zone())?;
     let author = access::current_role();
-    save(&table, &column, &options, stored.as_ref(), author)?;
+    save(&table, &subject, &options, stored.as_ref(), author)?;
     if let Some(stored) = stored {
         for change in options.changes_since(&stored.options) {
-            notice!("TTL rule on column \"{}\" of table \"{}\": {change}", column.name, table.name);
+            notice!("TTL rule on column \"{}\" of table \"{}\": {change}", subject.name, table.name);
         }
     }
     Ok(())
@@ -34,10 +35,10 @@ pub fn create(relid: Oid, column: &str, given: Given) -> Result<(), TtlError> {
 /// Changes what is given, and puts back to its default what is named in `reset`.
 pub fn alter(relid: Oid, column: &str, given: Given, reset: &[String]) -> Result<(), TtlError> {
     let table = Table::lock(relid)?;
-    let column = table.column(column)?;
+    let subject = table.subject(column)?;
     let stored = Catalog::open()?
-        .find(relid, column.attnum)?
-        .ok_or_else(|| TtlError::NoRule { table: table.name.clone(), column: column.name.clone() })?;
+        .find(relid, subject.attnum, &subject.name)?
+        .ok_or_else(|| TtlError::NoRule { table: table.name.clone(), column: subject.name.clone() })?;
     // A stored filter is its owner's text, whoever alters the rule.
     let author = if given.filter.is_some() { access::current_role() } else { table.owner };
     let given = check_given_filter(relid, given)?;
@@ -48,15 +49,16 @@ pub fn alter(relid: Oid, column: &str, given: Given, reset: &[String]) -> Result
     for option in reset {
         options.reset(option)?;
     }
-    save(&table, &column, &options, Some(&stored), author)
+    save(&table, &subject, &options, Some(&stored), author)
 }
 
 /// Removes the rule, and the index if the extension made it.
 pub fn drop(relid: Oid, column: &str) -> Result<bool, TtlError> {
     let table = Table::lock(relid)?;
-    let column = table.column(column)?;
-    let Some(stored) = Catalog::open()?.find(relid, column.attnum)? else { return Ok(false) };
+    let subject = table.subject(column)?;
+    let Some(stored) = Catalog::open()?.find(relid, subject.attnum, &subject.name)? else { return Ok(false) };
     Catalog::open()?.remove(stored.id)?;
+    table.drop_touch_triggers(Some(stored.id))?;
     if let Some(index) = &stored.index {
         index::drop(&table, index)?;
     }
@@ -66,8 +68,47 @@ pub fn drop(relid: Oid, column: &str) -> Result<bool, TtlError> {
 /// Pauses or resumes one rule of a table, or all of them; tells how many were not so before.
 pub fn set_active(relid: Oid, column: Option<&str>, active: bool) -> Result<i32, TtlError> {
     let table = Table::lock(relid)?;
-    let attnum = column.map(|column| table.column(column)).transpose()?.map(|column| column.attnum);
-    Catalog::open()?.set_active(relid, attnum, active)
+    let subject = column.map(|column| table.subject(column)).transpose()?;
+    let subject = subject.as_ref().map(|subject| (subject.attnum, subject.name.as_str()));
+    Catalog::open()?.set_active(relid, subject, active)
+}
+
+/// Has every UPDATE of a row restart its clock, by a trigger; tells whether it did not before.
+pub fn enable_touch(relid: Oid, column: Option<&str>) -> Result<bool, TtlError> {
+    let table = Table::lock(relid)?;
+    let catalog = Catalog::open()?;
+    let rule = row::rule_of(&catalog, relid, column)?;
+    row::check_touch(&rule)?;
+    if table.touch_triggers(Some(rule.id))?.is_empty() {
+        let create = format!(
+            "CREATE TRIGGER ttl_touch_{id} BEFORE UPDATE ON {} FOR EACH ROW EXECUTE FUNCTION {}('{id}')",
+            table.qualified_name(),
+            catalog.function("ttl_touch_row"),
+            id = rule.id,
+        );
+        spi::execute(&create, &[])?;
+        return Ok(true);
+    }
+    Ok(false)
+}
+
+/// Has an UPDATE leave the clock alone, that of one rule or of all; tells whether it did not before.
+pub fn disable_touch(relid: Oid, column: Option<&str>) -> Result<bool, TtlError> {
+    let table = Table::lock(relid)?;
+    let catalog = Catalog::open()?;
+    let rule = column.map(|_| row::rule_of(&catalog, relid, column)).transpose()?;
+    table.drop_touch_triggers(rule.map(|rule| rule.id))
+}
+
+/// The rules of a table that the caller may rule, or one of them, with the table's schema and name.
+pub fn rules_to_preview(relid: Oid, column: Option<&str>) -> Result<Vec<(String, String, Rule)>, TtlError> {
+    let table = Table::describe(relid)?;
+    let catalog = Catalog::open()?;
+    let rules = match column {
+        Some(_) => vec![row::rule_of(&catalog, relid, column)?],
+        None => catalog.rules_on(relid)?,
+    };
+    Ok(rules.into_iter().map(|rule| (table.schema.clone(), table.name.clone(), rule)).collect())
 }
 
 /// The table, if the caller may rule it.
@@ -75,48 +116,54 @@ pub fn owned_table(relid: Oid) -> Result<Oid, TtlError> {
     Ok(Table::describe(relid)?.relid)
 }
 
-/// A stored filter, after columns it uses were renamed.
-pub fn rename_filter(relid: Oid, owner: Oid, filter: &str, known: &[(i16, String)]) -> Result<String, TtlError> {
-    identity::sandboxed_as(owner, || expression::rename_columns(relid, filter, known))
+/// A stored expression, after columns it uses were renamed.
+pub fn rename_columns(relid: Oid, owner: Oid, text: &str, known: &[(i16, String)]) -> Result<String, TtlError> {
+    identity::sandboxed_as(owner, || expression::rename_columns(relid, text, known))
 }
 
 /// A filter is checked as its author wrote it, with the author's search path, and goes on in canonical form.
 fn check_given_filter(relid: Oid, mut given: Given) -> Result<Given, TtlError> {
     if let Some(filter) = &mut given.filter {
-        *filter = expression::check(relid, filter)?.sql;
+        *filter = expression::check(relid, filter, Purpose::Filter)?.sql;
     }
     Ok(given)
 }
 
 fn save(
     table: &Table,
-    column: &Column,
+    subject: &Subject,
     options: &Options,
     stored: Option<&StoredRule>,
     author: Oid,
 ) -> Result<(), TtlError> {
-    if Source::of_type(column.base_type).is_none() {
-        return Err(TtlError::CannotExpire { column: column.name.clone(), data_type: column.data_type.clone() });
-    }
+    let source = Source::of_type(subject.base_type, options.unit.as_deref())?
+        .ok_or_else(|| TtlError::CannotExpire { column: subject.name.clone(), data_type: subject.data_type.clone() })?;
+    source.check_range(access::unix_micros(), options.expire_after)?;
     check_time_zone(&options.time_zone)?;
+    let catalog = Catalog::open()?;
+    let expiry = catalog.expiry(source, subject.sql.clone(), options);
+    check_as_owner(table, &format!("{} IS NULL", expiry.compared()))?;
     let filter = options.filter.as_deref().map(|filter| check_filter(table, filter, author)).transpose()?;
-    let unmarked = options.soft_delete_column.as_deref().map(|mark| check_mark(table, column, mark)).transpose()?;
+    let unmarked = options.soft_delete_column.as_deref().map(|mark| check_mark(table, subject, mark)).transpose()?;
     let conditions = Conditions { filter: filter.as_ref().map(|f| (f.sql.clone(), f.immutable)), unmarked };
 
     let current = stored.and_then(|stored| stored.index.as_ref());
-    let index = index::ensure(table, column, options.index_method, &conditions, current, author)?;
+    let index = index::ensure(table, subject, &expiry, options.index_method, &conditions, current, author)?;
     if let Some(outdated) = current.filter(|current| !is_same(current, index.as_ref())) {
         index::drop(table, outdated)?;
     }
     let definition = Definition {
         options,
         filter_columns: filter.map_or(Ok(Vec::new()), |filter| table.column_names(&filter.attnums))?,
+        expression: match subject.attnum {
+            Some(_) => None,
+            None => Some((table.column_names(&subject.uses)?, subject.data_type.clone())),
+        },
         index: index.as_ref(),
     };
-    let catalog = Catalog::open()?;
     match stored {
         Some(stored) => catalog.update(stored.id, &definition),
-        None => catalog.insert(&table.schema, &table.name, &column.name, &definition),
+        None => catalog.insert(&table.schema, &table.name, &subject.name, &definition),
     }
 }
 
@@ -132,16 +179,22 @@ fn check_time_zone(time_zone: &str) -> Result<(), TtlError> {
 
 /// Checks a canonical filter, and that the table's owner may call all its functions: the sweep will.
 fn check_filter(table: &Table, filter: &str, author: Oid) -> Result<Checked, TtlError> {
-    let checked = identity::sandboxed_as(author, || expression::check(table.relid, filter))?;
-    let probe = format!("SELECT FROM ONLY {} WHERE {} LIMIT 0", table.qualified_name(), checked.sql);
-    identity::sandboxed_as(table.owner, || spi::execute(&probe, &[]))?;
+    let checked = identity::sandboxed_as(author, || expression::check(table.relid, filter, Purpose::Filter))?;
+    check_as_owner(table, &checked.sql)?;
     Ok(checked)
 }
 
+/// Checks that the table's owner may call all functions of a condition: the sweep will.
+fn check_as_owner(table: &Table, condition: &str) -> Result<(), TtlError> {
+    let probe = format!("SELECT FROM ONLY {} WHERE {condition} LIMIT 0", table.qualified_name());
+    identity::sandboxed_as(table.owner, || spi::execute(&probe, &[]))?;
+    Ok(())
+}
+
 /// Checks the column that marks softly deleted rows; returns the condition that a row is not marked.
-fn check_mark(table: &Table, source: &Column, name: &str) -> Result<String, TtlError> {
+fn check_mark(table: &Table, subject: &Subject, name: &str) -> Result<String, TtlError> {
     let column = table.column(name)?;
-    if column.attnum == source.attnum {
+    if subject.attnum == Some(column.attnum) || subject.uses.contains(&column.attnum) {
         return Err(TtlError::MarkIsSource(column.name));
     }
     if column.generated {

@@ -1,6 +1,7 @@
 //! The table a rule stands on, and whether it may.
 
 use crate::error::TtlError;
+use crate::pg::expression::{self, Purpose};
 use crate::pg::{access, spi};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};
@@ -11,6 +12,23 @@ pub struct Table {
     pub schema: String,
     pub name: String,
     pub owner: Oid,
+}
+
+/// What a rule goes by: a column, or an expression over the row.
+pub struct Subject {
+    /// The name of the column, or the expression in its canonical form.
+    pub name: String,
+    /// The column's number, if it is one.
+    pub attnum: Option<i16>,
+    /// SQL over the row.
+    pub sql: String,
+    /// As users write it, with its modifier.
+    pub data_type: String,
+    /// The type under all domains.
+    pub base_type: u32,
+    pub immutable: bool,
+    /// The numbers of the columns that an expression uses.
+    pub uses: Vec<i16>,
 }
 
 pub struct Column {
@@ -123,6 +141,40 @@ impl Table {
         quote_qualified_identifier(&self.schema, &self.name)
     }
 
+    /// The column of that name, or else what the text means as an expression.
+    pub fn subject(&self, text: &str) -> Result<Subject, TtlError> {
+        match self.column(text) {
+            Ok(column) => Ok(Subject {
+                attnum: Some(column.attnum),
+                sql: column.quoted(),
+                name: column.name,
+                data_type: column.data_type,
+                base_type: column.base_type,
+                immutable: true,
+                uses: Vec::new(),
+            }),
+            Err(unknown) if expression::is_name(text) => Err(unknown),
+            Err(_) => self.expression(text),
+        }
+    }
+
+    fn expression(&self, text: &str) -> Result<Subject, TtlError> {
+        let checked = expression::check(self.relid, text, Purpose::Value)?;
+        if checked.attnums.is_empty() {
+            return Err(TtlError::Constant);
+        }
+        let data_types = spi::query("SELECT format_type($1, NULL)", &[checked.type_oid.into()], |row| row.get(1))?;
+        Ok(Subject {
+            attnum: None,
+            sql: format!("({})", checked.sql),
+            name: checked.sql,
+            data_type: data_types.into_iter().next().flatten().unwrap_or_default(),
+            base_type: access::base_type(checked.type_oid).to_u32(),
+            immutable: checked.immutable,
+            uses: checked.attnums,
+        })
+    }
+
     pub fn column(&self, name: &str) -> Result<Column, TtlError> {
         spi::query(
             "SELECT a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated <> ''
@@ -143,6 +195,31 @@ impl Table {
         .into_iter()
         .next()
         .ok_or_else(|| TtlError::UnknownColumn { table: self.name.clone(), column: name.to_owned() })
+    }
+
+    /// The triggers that keep rows fresh, of one rule or of all, quoted.
+    pub fn touch_triggers(&self, rule_id: Option<i64>) -> Result<Vec<String>, TtlError> {
+        spi::query(
+            "SELECT quote_ident(t.tgname) FROM pg_trigger t
+             WHERE t.tgrelid = $1 AND NOT t.tgisinternal AND t.tgparentid = 0
+               AND t.tgfoid = (SELECT d.objid FROM pg_depend d
+                               JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_ttl_index'
+                               JOIN pg_proc p ON p.oid = d.objid AND p.proname = 'ttl_touch_row'
+                               WHERE d.classid = 'pg_proc'::regclass AND d.refclassid = 'pg_extension'::regclass
+                                 AND d.deptype = 'e')
+               AND ($2 IS NULL OR t.tgargs = convert_to($2, 'UTF8') || '\\x00')",
+            &[self.relid.into(), rule_id.map(|id| id.to_string()).into()],
+            |row| Ok(row.get(1)?.unwrap_or_default()),
+        )
+    }
+
+    /// Drops them; tells whether there were any.
+    pub fn drop_touch_triggers(&self, rule_id: Option<i64>) -> Result<bool, TtlError> {
+        let triggers = self.touch_triggers(rule_id)?;
+        for trigger in &triggers {
+            spi::execute(&format!("DROP TRIGGER {trigger} ON {}", self.qualified_name()), &[])?;
+        }
+        Ok(!triggers.is_empty())
     }
 
     pub fn column_names(&self, attnums: &[i16]) -> Result<Vec<String>, TtlError> {

@@ -15,6 +15,8 @@ pub struct Options {
     /// In the canonical form PostgreSQL prints, every function and operator qualified.
     pub filter: Option<String>,
     pub time_zone: String,
+    /// What a number counts; see [`super::Source`].
+    pub unit: Option<String>,
     pub index_method: IndexMethod,
 }
 
@@ -26,6 +28,7 @@ pub struct Given {
     pub soft_delete_column: Option<String>,
     pub filter: Option<String>,
     pub time_zone: Option<String>,
+    pub unit: Option<String>,
     pub index_method: Option<String>,
 }
 
@@ -36,6 +39,7 @@ impl Given {
             "batch_size" => self.batch_size.is_some(),
             "soft_delete_column" => self.soft_delete_column.is_some(),
             "filter" => self.filter.is_some(),
+            "unit" => self.unit.is_some(),
             "index_method" => self.index_method.is_some(),
             _ => false,
         }
@@ -78,6 +82,7 @@ impl Options {
             soft_delete_column: None,
             filter: None,
             time_zone,
+            unit: None,
             index_method: IndexMethod::default(),
         };
         defaults.alter(given)
@@ -94,6 +99,7 @@ impl Options {
             soft_delete_column: given.soft_delete_column.or(self.soft_delete_column),
             filter: given.filter.or(self.filter),
             time_zone: given.time_zone.unwrap_or(self.time_zone),
+            unit: given.unit.or(self.unit),
             index_method: given.index_method.map_or(Ok(self.index_method), |name| IndexMethod::parse(&name))?,
         })
     }
@@ -104,6 +110,7 @@ impl Options {
             "batch_size" => self.batch_size = None,
             "soft_delete_column" => self.soft_delete_column = None,
             "filter" => self.filter = None,
+            "unit" => self.unit = None,
             "index_method" => self.index_method = IndexMethod::default(),
             _ => return Err(Invalid::Reset(option.into())),
         }

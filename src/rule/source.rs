@@ -1,75 +1,230 @@
-//! What a column can hold so that a row can expire by it, or be marked by it.
+//! What a column can hold so that a row can expire by it. Everything that depends on the kind of value is here: which
+//! SQL is compared and indexed, with which constant, and what is written to give a row another expiry.
 
-/// `pg_type.oid` of PostgreSQL's own types, the same in every database.
-const BOOL: u32 = 16;
-const DATE: u32 = 1082;
-const TIMESTAMP: u32 = 1114;
-const TIMESTAMPTZ: u32 = 1184;
+use super::pg_type::*;
+use super::{Invalid, Ttl};
 
-/// The kind of value a rule compares with its cutoff.
+/// The kind of value a rule goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     TimestampTz,
     Timestamp,
     Date,
+    /// Unix time, in a type that ends at `largest`.
+    Integer {
+        unit: Unit,
+        largest: i64,
+    },
+    Numeric(Unit),
+    Text(Notation),
+    /// A JSON string or number.
+    Json(Notation),
+    UuidV7,
+    /// A ULID in a uuid column.
+    Ulid,
 }
+
+/// How an instant is written as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notation {
+    Rfc3339,
+    Unix(Unit),
+}
+
+/// What a Unix time counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    Seconds,
+    Millis,
+    Micros,
+    Nanos,
+}
+
+impl Unit {
+    pub const ALL: [Self; 4] = [Self::Seconds, Self::Millis, Self::Micros, Self::Nanos];
+
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|unit| unit.name() == name)
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Seconds => "s",
+            Self::Millis => "ms",
+            Self::Micros => "us",
+            Self::Nanos => "ns",
+        }
+    }
+
+    pub fn nanos(self) -> i128 {
+        10_i128.pow((3 + self.digits_to_micros()) as u32)
+    }
+
+    /// How many zeros turn a number of these into microseconds; negative where they are to be taken away.
+    pub fn digits_to_micros(self) -> i32 {
+        match self {
+            Self::Seconds => 6,
+            Self::Millis => 3,
+            Self::Micros => 0,
+            Self::Nanos => -3,
+        }
+    }
+
+    fn per_second(self) -> i128 {
+        1_000_000_000 / self.nanos()
+    }
+}
+
+/// Of the 48 bits that a uuid has for milliseconds.
+const MOST_MILLIS: u64 = (1 << 48) - 1;
 
 impl Source {
-    pub const ACCEPTED: &str =
-        "timestamp with time zone, timestamp without time zone, date, or a domain over one of them";
+    pub const ACCEPTED: &str = "timestamp with time zone, timestamp without time zone, date, smallint, integer, bigint, \
+                                numeric, text, character varying, jsonb, uuid, or a domain over one of them";
 
-    pub fn of_type(oid: u32) -> Option<Self> {
-        match oid {
-            TIMESTAMPTZ => Some(Self::TimestampTz),
-            TIMESTAMP => Some(Self::Timestamp),
-            DATE => Some(Self::Date),
-            _ => None,
+    /// The kind of value a type and a unit make. `None` for types that never expire.
+    pub fn of_type(oid: u32, unit: Option<&str>) -> Result<Option<Self>, Invalid> {
+        let number = || match unit {
+            None => Err(Invalid::UnitMissing),
+            Some(name) => Unit::parse(name).ok_or_else(|| Invalid::Unit(name.into())),
+        };
+        let notation = || unit.map_or(Ok(Notation::Rfc3339), |_| number().map(Notation::Unix));
+        let source = match oid {
+            TIMESTAMPTZ => Self::TimestampTz,
+            TIMESTAMP => Self::Timestamp,
+            DATE => Self::Date,
+            INT2 => Self::Integer { unit: number()?, largest: i16::MAX.into() },
+            INT4 => Self::Integer { unit: number()?, largest: i32::MAX.into() },
+            INT8 => Self::Integer { unit: number()?, largest: i64::MAX },
+            NUMERIC => Self::Numeric(number()?),
+            TEXT | VARCHAR | BPCHAR => Self::Text(notation()?),
+            JSON | JSONB => Self::Json(notation()?),
+            UUID if unit == Some("ulid") => Self::Ulid,
+            UUID => Self::UuidV7,
+            _ => return Ok(None),
+        };
+        let takes_unit = !matches!(source, Self::TimestampTz | Self::Timestamp | Self::Date | Self::UuidV7);
+        match unit {
+            Some(unit) if !takes_unit => Err(Invalid::UnitUnused(unit.into())),
+            _ => Ok(Some(source)),
         }
     }
 
-    /// The SQL name of the type.
+    /// Whether the cutoff can be told in the column's own unit and type, now and, where it can now, later.
+    pub fn check_range(self, present_micros: i64, ttl: Ttl) -> Result<(), Invalid> {
+        let (unit, largest) = match self {
+            Self::Integer { unit, largest } => (unit, i128::from(largest)),
+            _ => return Ok(()),
+        };
+        let in_units = |span: i128| (i128::from(present_micros) - span) * 1_000 / unit.nanos();
+        if in_units(ttl.shortest()) > largest || in_units(ttl.longest()) < i64::MIN.into() {
+            return Err(Invalid::UnitRange(unit));
+        }
+        Ok(())
+    }
+
+    /// What is compared with the cutoff, sorted by and indexed. `functions` is the schema of ours.
+    pub fn compared(self, value: &str, functions: &str) -> String {
+        match self {
+            Self::Text(notation) => notation.read(value, functions),
+            Self::Json(notation) => notation.read(&format!("({value} #>> '{{}}')"), functions),
+            _ => value.to_owned(),
+        }
+    }
+
+    /// Whether that is the value itself, in its own order.
+    pub fn compares_value(self) -> bool {
+        !matches!(self, Self::Text(_) | Self::Json(_))
+    }
+
+    /// The SQL type of what is compared.
     pub fn type_name(self) -> &'static str {
         match self {
-            Self::TimestampTz => "timestamptz",
+            Self::TimestampTz | Self::Text(_) | Self::Json(_) => "timestamptz",
             Self::Timestamp => "timestamp",
             Self::Date => "date",
+            Self::Integer { .. } => "bigint",
+            Self::Numeric(_) => "numeric",
+            Self::UuidV7 | Self::Ulid => "uuid",
         }
     }
-}
 
-/// How a soft delete marks a row, once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mark {
-    /// The instant of the sweep, in a column that is NULL until then.
-    Instant,
-    /// `true`, in a column that is false or NULL until then.
-    Flag,
-}
-
-impl Mark {
-    pub const ACCEPTED: &str = "timestamp with time zone, timestamp without time zone or boolean";
-
-    pub fn of_type(oid: u32) -> Option<Self> {
-        match oid {
-            TIMESTAMPTZ | TIMESTAMP => Some(Self::Instant),
-            BOOL => Some(Self::Flag),
+    /// What else holds for a value that can expire at all.
+    pub fn guard(self, value: &str, functions: &str) -> Option<String> {
+        match self {
+            Self::Integer { .. } | Self::Numeric(_) => Some(format!("({value} > 0)")),
+            Self::UuidV7 | Self::Ulid => Some(format!("({} IS NOT NULL)", self.instant(value, "", functions))),
             _ => None,
         }
     }
 
-    /// The value that marks a row.
-    pub fn value(self) -> &'static str {
+    /// Whether there are values before all instants and behind all of them.
+    pub fn has_infinities(self) -> bool {
+        matches!(self, Self::TimestampTz | Self::Timestamp | Self::Date)
+    }
+
+    /// The largest value that has expired, given the cutoff as `instant` and as `local` time.
+    pub fn bound(self, instant: &str, local: &str) -> String {
+        let epoch = format!("extract(epoch FROM {instant})");
         match self {
-            Self::Instant => "pg_catalog.clock_timestamp()",
-            Self::Flag => "true",
+            Self::TimestampTz | Self::Text(_) | Self::Json(_) => instant.to_owned(),
+            Self::Timestamp => local.to_owned(),
+            Self::Date => format!("({local})::date"),
+            Self::Integer { unit, .. } => format!("floor({epoch} * {})::bigint", unit.per_second()),
+            Self::Numeric(unit) => format!("({epoch} * {})", unit.per_second()),
+            Self::UuidV7 | Self::Ulid => {
+                let millis = format!("least(greatest(floor({epoch} * 1000), 0), {MOST_MILLIS})::bigint");
+                format!("rpad(lpad(to_hex({millis}), 12, '0'), 32, 'f')::uuid")
+            }
         }
     }
 
-    /// The condition under which a row is not yet marked; `column` is a quoted identifier.
-    pub fn unmarked(self, column: &str) -> String {
+    /// What is compared, as an instant. NULL for numbers that are none.
+    pub fn instant(self, compared: &str, zone: &str, functions: &str) -> String {
         match self {
-            Self::Instant => format!("({column} IS NULL)"),
-            Self::Flag => format!("({column} IS NOT TRUE)"),
+            Self::TimestampTz | Self::Text(_) | Self::Json(_) => compared.to_owned(),
+            Self::Timestamp => format!("({compared} AT TIME ZONE {zone})"),
+            Self::Date => format!("({compared}::timestamp AT TIME ZONE {zone})"),
+            Self::Integer { unit, .. } | Self::Numeric(unit) => {
+                format!("{functions}.ttl_instant({compared}::numeric, '{}')", unit.name())
+            }
+            Self::UuidV7 => format!("{functions}.ttl_instant({compared})"),
+            Self::Ulid => format!("{functions}.ttl_instant({compared}, 'ulid')"),
+        }
+    }
+
+    /// The value that stands for `instant`, or for the first one after it that the type can tell. `None` if it is not a
+    /// value that one can choose.
+    pub fn stored(self, instant: &str, zone: &str, functions: &str) -> Option<String> {
+        let units = |unit: Unit| format!("extract(epoch FROM {instant}) * {}", unit.per_second());
+        Some(match self {
+            Self::TimestampTz => instant.to_owned(),
+            Self::Timestamp => format!("({instant} AT TIME ZONE {zone})"),
+            Self::Date => format!("(({instant} AT TIME ZONE {zone}) - interval '1 microsecond')::date + 1"),
+            Self::Integer { unit, .. } => format!("greatest(ceil({}), 1)::bigint", units(unit)),
+            Self::Numeric(unit) => format!("greatest({}, 1)", units(unit)),
+            Self::Text(Notation::Rfc3339) => format!("{functions}.ttl_rfc3339({instant})"),
+            Self::Text(Notation::Unix(unit)) => format!("greatest(ceil({}), 1)::bigint::text", units(unit)),
+            Self::Json(_) | Self::UuidV7 | Self::Ulid => return None,
+        })
+    }
+
+    /// A value other than NULL that never expires.
+    pub fn never(self) -> Option<&'static str> {
+        match self {
+            Self::TimestampTz | Self::Timestamp | Self::Date => Some("'infinity'"),
+            Self::Integer { .. } | Self::Numeric(_) => Some("0"),
+            Self::Text(_) => Some("''"),
+            Self::Json(_) | Self::UuidV7 | Self::Ulid => None,
+        }
+    }
+}
+
+impl Notation {
+    fn read(self, text: &str, functions: &str) -> String {
+        match self {
+            Self::Rfc3339 => format!("{functions}.ttl_instant({text}::text)"),
+            Self::Unix(unit) => format!("{functions}.ttl_instant({text}::text, '{}'::text)", unit.name()),
         }
     }
 }
@@ -79,19 +234,49 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_instants_and_dates_expire() {
-        assert_eq!(Source::of_type(TIMESTAMPTZ), Some(Source::TimestampTz));
-        assert_eq!(Source::of_type(DATE), Some(Source::Date));
-        let (int8, text, time) = (20, 25, 1083);
-        for other in [int8, text, time, BOOL] {
-            assert_eq!(Source::of_type(other), None);
+    fn numbers_need_a_unit_and_instants_refuse_one() {
+        assert_eq!(Source::of_type(TIMESTAMPTZ, None), Ok(Some(Source::TimestampTz)));
+        assert_eq!(Source::of_type(INT8, None), Err(Invalid::UnitMissing));
+        assert_eq!(Source::of_type(INT8, Some("h")), Err(Invalid::Unit("h".into())));
+        assert_eq!(Source::of_type(DATE, Some("s")), Err(Invalid::UnitUnused("s".into())));
+        assert_eq!(Source::of_type(NUMERIC, Some("ns")), Ok(Some(Source::Numeric(Unit::Nanos))));
+    }
+
+    #[test]
+    fn text_is_rfc_3339_unless_it_has_a_unit() {
+        assert_eq!(Source::of_type(TEXT, None), Ok(Some(Source::Text(Notation::Rfc3339))));
+        assert_eq!(Source::of_type(JSONB, Some("ms")), Ok(Some(Source::Json(Notation::Unix(Unit::Millis)))));
+    }
+
+    #[test]
+    fn a_uuid_is_version_7_unless_it_is_said_to_be_a_ulid() {
+        assert_eq!(Source::of_type(UUID, None), Ok(Some(Source::UuidV7)));
+        assert_eq!(Source::of_type(UUID, Some("ulid")), Ok(Some(Source::Ulid)));
+        assert_eq!(Source::of_type(UUID, Some("s")), Err(Invalid::UnitUnused("s".into())));
+    }
+
+    #[test]
+    fn other_types_do_not_expire() {
+        let (time, bytea) = (1083, 17);
+        for other in [BOOL, time, bytea] {
+            assert_eq!(Source::of_type(other, None), Ok(None));
         }
     }
 
     #[test]
-    fn a_mark_is_an_instant_or_a_flag() {
-        assert_eq!(Mark::of_type(BOOL).map(|mark| mark.unmarked("gone")), Some("(gone IS NOT TRUE)".into()));
-        assert_eq!(Mark::of_type(TIMESTAMP).map(|mark| mark.unmarked("gone")), Some("(gone IS NULL)".into()));
-        assert_eq!(Mark::of_type(DATE), None);
+    fn a_unit_that_the_type_has_no_room_for_is_refused() {
+        let present = 1_800_000_000_000_000;
+        let check = |oid, unit: &str, seconds| {
+            let source = Source::of_type(oid, Some(unit)).expect("a source").expect("a source");
+            source.check_range(present, Ttl::from_seconds(seconds).expect("a TTL"))
+        };
+        assert_eq!(check(INT4, "s", 60), Ok(()));
+        assert_eq!(check(INT4, "ms", 60), Err(Invalid::UnitRange(Unit::Millis)));
+        assert_eq!(check(INT2, "s", 60), Err(Invalid::UnitRange(Unit::Seconds)));
+        assert_eq!(check(INT2, "s", 1_799_990_000), Ok(()), "the cutoff is in 1970");
+        assert_eq!(check(INT8, "ns", 60), Ok(()));
+        let nanos = Source::Integer { unit: Unit::Nanos, largest: i64::MAX };
+        let long = Ttl::new(12 * 5000, 0, 0).expect("a TTL");
+        assert_eq!(nanos.check_range(present, long), Err(Invalid::UnitRange(Unit::Nanos)));
     }
 }

@@ -14,7 +14,7 @@ const LONGEST: i128 = 6_000 * 366 * MICROS_PER_DAY;
 ///
 /// Months and days are kept as they are: "1 month" ends on the same day of the next month in the rule's time zone,
 /// however many seconds that takes. Zero means that the column itself holds the instant of expiry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ttl {
     months: i32,
     days: i32,
@@ -41,19 +41,69 @@ impl Ttl {
         (self.months, self.days, self.micros)
     }
 
+    pub fn is_zero(self) -> bool {
+        self == Self::default()
+    }
+
+    /// Whether it lasts as long whenever it begins.
+    pub fn is_of_fixed_length(self) -> bool {
+        (self.months, self.days) == (0, 0)
+    }
+
+    /// SQL for the instant this long after `instant`, also SQL; the zone, a literal, says where days begin.
+    pub fn after(self, instant: &str, zone: &str) -> String {
+        self.shift(instant, '+', zone)
+    }
+
+    /// The same for the instant this long before.
+    pub fn before(self, instant: &str, zone: &str) -> String {
+        self.shift(instant, '-', zone)
+    }
+
+    /// As PostgreSQL adds an interval to a timestamptz, whatever the session's time zone: months and days by the calendar,
+    /// then the rest by the clock.
+    fn shift(self, instant: &str, sign: char, zone: &str) -> String {
+        let (months, days, micros) = self.fields();
+        let mut shifted = instant.to_owned();
+        if !self.is_of_fixed_length() {
+            let calendar = format!("interval '{months} months {days} days'");
+            shifted = format!("(({instant} AT TIME ZONE {zone}) {sign} {calendar}) AT TIME ZONE {zone}");
+        }
+        if micros != 0 {
+            shifted = format!("{shifted} {sign} interval '{}'", Clock(micros));
+        }
+        shifted
+    }
+
     /// The fewest microseconds this can span: in the shortest months, with the clock put forward on the way.
-    fn shortest(self) -> i128 {
+    pub(super) fn shortest(self) -> i128 {
         let month = if self.months < 0 { 31 } else { 28 } * MICROS_PER_DAY;
         let calendar = i128::from(self.months) * month + i128::from(self.days) * MICROS_PER_DAY;
         let clock_change = if (self.months, self.days) == (0, 0) { 0 } else { MICROS_PER_DAY / 24 };
         calendar + i128::from(self.micros) - clock_change
     }
 
-    fn longest(self) -> i128 {
+    pub(super) fn longest(self) -> i128 {
         [i128::from(self.months) * 31 * MICROS_PER_DAY, i128::from(self.days) * MICROS_PER_DAY, i128::from(self.micros)]
             .into_iter()
             .filter(|part| *part > 0)
             .sum()
+    }
+}
+
+/// Microseconds as hours, minutes and seconds, which PostgreSQL reads exactly.
+struct Clock(i64);
+
+impl fmt::Display for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.0 < 0 { "-" } else { "" };
+        let (micros, second) = (self.0.unsigned_abs(), MICROS_PER_SECOND as u64);
+        let seconds = micros / second;
+        write!(f, "{sign}{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)?;
+        match micros % second {
+            0 => Ok(()),
+            fraction => write!(f, ".{fraction:06}"),
+        }
     }
 }
 
@@ -117,6 +167,16 @@ mod tests {
         assert!(matches!(Ttl::new(12 * 7000, 0, 0), Err(Invalid::TtlTooLong(_))));
         assert!(matches!(Ttl::new(i32::MAX, i32::MAX, i64::MAX), Err(Invalid::TtlTooLong(_))));
         assert!(Ttl::new(12 * 5000, 0, 0).is_ok());
+    }
+
+    #[test]
+    fn calendar_units_are_shifted_in_the_time_zone_and_the_rest_by_the_clock() {
+        let shifted = |months, days, micros| Ttl::new(months, days, micros).map(|ttl| ttl.before("t", "'UTC'"));
+        assert_eq!(shifted(0, 0, 0), Ok("t".into()));
+        assert_eq!(shifted(0, 0, 3_661_000_001), Ok("t - interval '1:01:01.000001'".into()));
+        let days = "((t AT TIME ZONE 'UTC') - interval '0 months 2 days') AT TIME ZONE 'UTC'";
+        assert_eq!(shifted(0, 2, 0), Ok(days.into()));
+        assert_eq!(shifted(0, 2, -1_000_000), Ok(format!("{days} - interval '-0:00:01'")));
     }
 
     #[test]

@@ -3,61 +3,66 @@
 use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::pg::spi;
-use crate::rule::Source;
-use pgrx::datum::{Interval, TimestampWithTimeZone};
+use pgrx::datum::TimestampWithTimeZone;
 
-/// The constant that the rule's column is compared with, as an SQL literal, and the present. To be called with the
-/// rule's time zone in force: it decides where days and months end, and how a local time is read.
-pub fn of(rule: &Rule) -> Result<(String, TimestampWithTimeZone), TtlError> {
-    let (months, days, micros) = rule.options.expire_after.fields();
-    let ttl = [Interval::new(months, 0, 0).ok().into(), Interval::new(0, days, micros).ok().into()];
-    let sql = query(rule.source, "clock_timestamp()");
-    let found = spi::read(&sql, &ttl, |row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?)))?;
-    match found.into_iter().next() {
-        Some((cutoff, Some(present))) => Ok((cutoff, present)),
-        _ => Err(TtlError::Spi(pgrx::spi::Error::InvalidPosition)),
-    }
+pub struct Cutoff {
+    /// The constant that the rule's values are compared with, in SQL.
+    pub literal: String,
+    pub instant: Option<TimestampWithTimeZone>,
+    /// When it was asked for.
+    pub present: TimestampWithTimeZone,
 }
 
-/// Subtracts a TTL, the sum of its parameters, from the present.
-///
-/// While the clock is being put back a local time happens twice, and PostgreSQL reads it as the second. During the first,
-/// `local` would let rows expire that are read as later: it is taken back by the difference.
-fn query(source: Source, present: &str) -> String {
-    format!(
-        "SELECT quote_literal({value}) || '::{type_name}', present
-         FROM (SELECT present, present - ($1 + $2) AS instant FROM (SELECT {present} AS present) AS once) AS clock,
-              LATERAL (SELECT instant::timestamp AS local) AS wall,
-              LATERAL (SELECT local - greatest(local::timestamptz - instant, interval '0') AS safe) AS bound",
-        value = match source {
-            Source::TimestampTz => "instant",
-            Source::Timestamp => "safe",
-            Source::Date => "safe::date",
-        },
-        type_name = source.type_name(),
-    )
+/// The cutoff of a rule as of now.
+pub fn of(rule: &Rule) -> Result<Cutoff, TtlError> {
+    let sql = rule.expiry.cutoff("clock_timestamp()");
+    let found = spi::read(&sql, &[], |row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?, row.get(3)?)))?;
+    match found.into_iter().next() {
+        Some((literal, instant, Some(present))) => Ok(Cutoff { literal, instant, present }),
+        _ => Err(TtlError::Spi(pgrx::spi::Error::InvalidPosition)),
+    }
 }
 
 #[cfg(any(test, feature = "pg_test"))]
 #[pgrx::pg_schema]
 mod tests {
-    use super::{Interval, Source, query};
     use crate::pg::spi;
+    use crate::rule::{Expiry, Source, Ttl, Unit};
+    use pgrx::datum::Interval;
     use pgrx::{Spi, pg_test};
 
     /// The cutoff in New York, where clocks change at 2:00 on 8 March and 1 November 2026.
     fn cutoff(source: Source, present: &str, ttl: &str) -> String {
         Spi::run("SET TimeZone = 'America/New_York'; SET DateStyle = 'ISO, YMD'").unwrap();
-        let ttl = Spi::get_one::<Interval>(&format!("SELECT interval '{ttl}'")).unwrap();
-        let sql = query(source, &format!("timestamptz '{present}'"));
-        let args = [ttl.into(), Interval::new(0, 0, 0).ok().into()];
-        spi::read(&sql, &args, |row| row.get::<String>(1)).unwrap().remove(0).unwrap()
+        let ttl = Spi::get_one::<Interval>(&format!("SELECT interval '{ttl}'")).unwrap().unwrap();
+        let ttl = Ttl::new(ttl.months(), ttl.days(), ttl.micros()).unwrap();
+        let sql = Expiry::new(source, "v".into(), ttl, "America/New_York", "public")
+            .cutoff(&format!("timestamptz '{present}'"));
+        // The rule's own time zone counts, and not the session's.
+        let [elsewhere, here] = ["Asia/Tokyo", "America/New_York"].map(|session| {
+            Spi::run(&format!("SET TimeZone = '{session}'")).unwrap();
+            spi::read(&sql, &[], |row| row.get::<String>(1)).unwrap().remove(0).unwrap()
+        });
+        assert_eq!(Spi::get_one(&format!("SELECT {elsewhere} = {here}")), Ok(Some(true)));
+        here
+    }
+
+    #[pg_test]
+    fn numbers_and_uuids_have_a_cutoff_in_their_own_unit() {
+        let (present, ttl) = ("2026-11-16 05:00:00.987654Z", "1 hour");
+        let integer = |unit| Source::Integer { unit, largest: i64::MAX };
+        assert_eq!(cutoff(integer(Unit::Seconds), present, ttl), "'1794801600'::bigint");
+        assert_eq!(cutoff(integer(Unit::Nanos), present, ttl), "'1794801600987654000'::bigint");
+        assert_eq!(cutoff(integer(Unit::Seconds), "1969-12-31 23:00:00.5Z", "0"), "'-3600'::bigint", "rounded down");
+        assert_eq!(cutoff(Source::Numeric(Unit::Millis), present, ttl), "'1794801600987.654000'::numeric");
+        assert_eq!(cutoff(Source::UuidV7, present, ttl), "'01a1e283-09db-ffff-ffff-ffffffffffff'::uuid");
+        assert_eq!(cutoff(Source::Ulid, present, "70 years"), "'00000000-0000-ffff-ffff-ffffffffffff'::uuid");
     }
 
     #[pg_test]
     fn an_hour_is_an_hour_when_clocks_are_put_forward() {
         // At 3:10 a row written at 1:50 is 20 minutes old.
-        assert_eq!(cutoff(Source::Timestamp, "2026-03-08 03:10", "1 hour"), "'2026-03-08 01:10:00'::timestamp");
+        assert_eq!(cutoff(Source::Timestamp, "2026-03-08 03:10-04", "1 hour"), "'2026-03-08 01:10:00'::timestamp");
     }
 
     #[pg_test]
@@ -69,8 +74,14 @@ mod tests {
 
     #[pg_test]
     fn days_and_months_end_in_the_time_zone() {
-        assert_eq!(cutoff(Source::TimestampTz, "2026-03-08 12:00", "1 day"), "'2026-03-07 12:00:00-05'::timestamptz");
-        assert_eq!(cutoff(Source::TimestampTz, "2026-03-31 12:00", "1 month"), "'2026-02-28 12:00:00-05'::timestamptz");
+        assert_eq!(
+            cutoff(Source::TimestampTz, "2026-03-08 12:00-04", "1 day"),
+            "'2026-03-07 12:00:00-05'::timestamptz"
+        );
+        assert_eq!(
+            cutoff(Source::TimestampTz, "2026-03-31 12:00-04", "1 month"),
+            "'2026-02-28 12:00:00-05'::timestamptz"
+        );
         assert_eq!(
             cutoff(Source::Date, "2026-03-09 03:00Z", "1 day"),
             "'2026-03-07'::date",

@@ -11,10 +11,11 @@ use pgrx::datum::Interval;
 /// How long ago the oldest expired row that is still there expired. `None` if there is none, or no index to tell.
 pub fn of(rule: &Rule) -> Result<Option<Interval>, TtlError> {
     in_sandbox(rule, || {
-        let (cutoff, _) = cutoff::of(rule)?;
+        let cutoff = cutoff::of(rule)?;
         let mut queries = Vec::new();
-        for leaf in leaf::find(rule, &cutoff)?.sweepable {
-            let statements = Statements::new(rule, &cutoff, &leaf.name);
+        for leaf in leaf::find(rule, &cutoff.literal)?.sweepable {
+            let Some(leaf) = leaf.observe(rule) else { continue };
+            let statements = Statements::new(rule, &cutoff.literal, &leaf.name);
             if Scan::begin(rule, &leaf, statements.clone())?.is_ordered() {
                 queries.push(format!("({})", statements.earliest()));
             }
@@ -22,7 +23,8 @@ pub fn of(rule: &Rule) -> Result<Option<Interval>, TtlError> {
         if queries.is_empty() {
             return Ok(None);
         }
-        let sql = format!("SELECT {cutoff}::timestamptz - least({})::timestamptz", queries.join(", "));
-        Ok(spi::read(&sql, &[], |row| row.get(1))?.into_iter().next().flatten())
+        let earliest = rule.expiry.instant_of(&format!("least({})", queries.join(", ")));
+        let sql = format!("SELECT $1 - {earliest}");
+        Ok(spi::read(&sql, &[cutoff.instant.into()], |row| row.get(1))?.into_iter().next().flatten())
     })
 }

@@ -5,7 +5,6 @@ use crate::error::TtlError;
 use crate::pg::relation::{self, Lock, Shape};
 use crate::pg::{access, spi};
 use pgrx::pg_sys::Oid;
-use pgrx::spi::quote_identifier;
 use std::collections::VecDeque;
 
 /// One relation with rows of its own.
@@ -13,8 +12,6 @@ pub struct Leaf {
     pub relid: Oid,
     /// Qualified and quoted.
     pub name: String,
-    /// The TTL column's attribute number here.
-    pub attnum: i16,
     /// What it looked like when the statements for it were prepared.
     shape: Option<Shape>,
 }
@@ -29,7 +26,8 @@ impl Leaf {
     /// Takes down its present shape. `None` if it is not what the rule was loaded for any more.
     pub fn observe(self, rule: &Rule) -> Option<Self> {
         let shape = relation::lock(self.relid, Lock::Read)?;
-        let is_same = shape.owner() == rule.owner && shape.column(self.attnum).map(quote_identifier)? == rule.column;
+        // Under its old name there may be another table by now. What became of columns, the rule's version tells.
+        let is_same = shape.owner() == rule.owner && shape.qualified_name() == self.name;
         is_same.then_some(Self { shape: Some(shape), ..self })
     }
 
@@ -87,9 +85,10 @@ impl Leaf {
 /// Finds the leaves that can hold rows up to the cutoff. Partitions that cannot, by their lower bound, are not touched.
 pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
     if !rule.has_children {
-        let leaf = Leaf { relid: rule.relid, name: rule.table.clone(), attnum: rule.attnum, shape: None };
+        let leaf = Leaf { relid: rule.relid, name: rule.table.clone(), shape: None };
         return Ok(Leaves { sweepable: VecDeque::from([leaf]), skipped: Vec::new() });
     }
+    let source = rule.expiry.source();
     let sql = format!(
         "WITH RECURSIVE tree (relid, attnum) AS (
              SELECT $1, $2
@@ -98,15 +97,15 @@ pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
              FROM tree
              JOIN pg_inherits i ON i.inhparent = tree.relid AND NOT i.inhdetachpending
              JOIN pg_class c ON c.oid = i.inhrelid
-             JOIN pg_attribute parent ON parent.attrelid = tree.relid AND parent.attnum = tree.attnum
-             JOIN pg_attribute a ON a.attrelid = i.inhrelid AND a.attname = parent.attname
+             LEFT JOIN pg_attribute parent ON parent.attrelid = tree.relid AND parent.attnum = tree.attnum
+             LEFT JOIN pg_attribute a ON a.attrelid = i.inhrelid AND a.attname = parent.attname
              LEFT JOIN pg_partitioned_table k
                     ON k.partrelid = tree.relid AND k.partstrat = 'r' AND k.partattrs[0] = tree.attnum
              WHERE CASE WHEN k.partrelid IS NULL THEN true
                         ELSE coalesce((regexp_match(pg_get_expr(c.relpartbound, 0),
-                                                    '^FOR VALUES FROM \\(''([^'']*)'''))[1]::{type_name} <= {cutoff}, true)
+                                                    '^FOR VALUES FROM \\(''?([0-9a-f][^'',)]*)'))[1]::{type_name} <= {cutoff}, true)
                    END)
-         SELECT DISTINCT c.oid, format('%I.%I', n.nspname, c.relname), tree.attnum,
+         SELECT DISTINCT c.oid, format('%I.%I', n.nspname, c.relname),
                 CASE WHEN c.relkind = 'f' THEN 'is a foreign table'
                      WHEN am.amname <> 'heap' THEN format('has access method %s', am.amname)
                      WHEN c.relowner <> $3 THEN 'has another owner'
@@ -116,16 +115,12 @@ pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
          JOIN pg_namespace n ON n.oid = c.relnamespace
          LEFT JOIN pg_am am ON am.oid = c.relam
          ORDER BY 2",
-        type_name = rule.source.type_name(),
+        type_name = source.type_name(),
     );
-    let found = spi::read(&sql, &[rule.relid.into(), rule.attnum.into(), rule.owner.into()], |row| {
-        let leaf = Leaf {
-            relid: row.get(1)?.unwrap_or_default(),
-            name: row.get(2)?.unwrap_or_default(),
-            attnum: row.get(3)?.unwrap_or_default(),
-            shape: None,
-        };
-        Ok((leaf, row.get::<String>(4)?))
+    let key = rule.attnum.filter(|_| source.compares_value());
+    let found = spi::read(&sql, &[rule.relid.into(), key.into(), rule.owner.into()], |row| {
+        let leaf = Leaf { relid: row.get(1)?.unwrap_or_default(), name: row.get(2)?.unwrap_or_default(), shape: None };
+        Ok((leaf, row.get::<String>(3)?))
     })?;
     let mut leaves = Leaves { sweepable: VecDeque::new(), skipped: Vec::new() };
     for (leaf, obstacle) in found {

@@ -8,6 +8,7 @@ mod cutoff;
 pub mod lag;
 mod leaf;
 pub mod manual;
+pub mod preview;
 mod scan;
 mod statement;
 
@@ -25,6 +26,7 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::datum::datetime_support::clock_timestamp;
 use scan::Scan;
 use statement::Statements;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::CString;
 
@@ -86,9 +88,9 @@ impl Sweep {
         let catalog = catalog.clone();
         let prepared = scope.attempt(|| {
             in_sandbox(&rule, || {
-                let (cutoff, started_at) = cutoff::of(&rule)?;
-                let leaves = leaf::find(&rule, &cutoff)?;
-                Ok((cutoff, started_at, leaves))
+                let cutoff = cutoff::of(&rule)?;
+                let leaves = leaf::find(&rule, &cutoff.literal)?;
+                Ok((cutoff.literal, cutoff.present, leaves))
             })
         });
         match prepared {
@@ -194,6 +196,7 @@ impl Sweep {
                 let remover = work.remover.get_or_insert_with(|| Remover::new(statements, leaf.plain_heap(rule)));
                 // The table's own lock is held: what is waited for now is behind a cascade or a trigger, and blocks one
                 // row, not the sweep.
+                let _under_way = UnderWay::begin();
                 Ok(identity::with_settings(&[(c"lock_timeout", c"100ms")], || change(remover)))
             })?;
             if done.removed > 0 {
@@ -244,6 +247,31 @@ impl Sweep {
                 },
             )
         })
+    }
+}
+
+thread_local! {
+    static UNDER_WAY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether what happens to a row now is a sweep's doing.
+pub fn is_under_way() -> bool {
+    UNDER_WAY.get()
+}
+
+/// True to its name while it is there, also when it goes because of an error.
+struct UnderWay;
+
+impl UnderWay {
+    fn begin() -> Self {
+        UNDER_WAY.set(true);
+        Self
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        UNDER_WAY.set(false);
     }
 }
 

@@ -7,7 +7,6 @@ use crate::error::TtlError;
 use crate::pg::index::{self, Wanted};
 use crate::pg::plan::{Places, Plan, Tid};
 use crate::pg::{identity, spi};
-use pgrx::datum::Json;
 
 /// Rows that share one value come in one harvest. If there are more of them than this, the scan goes through the heap
 /// instead, where it can stop anywhere.
@@ -49,7 +48,7 @@ impl Scan {
         let conditions: Vec<_> = rule.options.filter.iter().chain(unmarked.iter()).map(|c| format!("({c})")).collect();
         let serving = index::serving(&Wanted {
             relid: leaf.relid,
-            attnum: leaf.attnum,
+            key: &rule.expiry.compared(),
             method: "btree",
             condition: (!conditions.is_empty()).then(|| conditions.join(" AND ")).as_deref(),
             at_once: true,
@@ -77,11 +76,7 @@ impl Scan {
         let mut estimate = 0;
         if !self.is_estimated && !self.is_exhausted() {
             self.is_estimated = true;
-            estimate = spi::query(&self.statements.explain(), &[], |row| Ok(row.get::<Json>(1)?.map(|json| json.0)))?
-                .into_iter()
-                .flatten()
-                .find_map(|plan| plan.pointer("/0/Plan/Plan Rows")?.as_i64())
-                .unwrap_or_default();
+            estimate = self.statements.estimate()?;
         }
         Ok(Harvest { tids, estimate })
     }

@@ -3,7 +3,7 @@
 use harness::Database;
 
 /// Runs each call, expects its SQLSTATE, and checks that no rule and no index came of it.
-fn refuses(setup: &str, calls: &[(&str, &str)]) {
+pub fn refuses(setup: &str, calls: &[(&str, &str)]) {
     let mut db = Database::new();
     db.run(setup);
     let indexes = db.get("SELECT count(*) FROM pg_index");
@@ -56,13 +56,13 @@ fn an_unknown_column() {
 
 #[test]
 fn a_type_that_cannot_expire() {
-    let columns = ["i", "b", "x", "ti", "iv", "u", "j", "n", "a", "f", "own"];
+    let columns = ["i", "b", "ti", "iv", "n", "a", "f", "d", "x", "own"];
     let calls: Vec<_> = columns.iter().map(|column| format!("ttl_create_index('t', '{column}', 60)")).collect();
     let calls: Vec<_> = calls.iter().map(|call| (call.as_str(), "42804")).collect();
     refuses(
         "CREATE SCHEMA other; CREATE DOMAIN other.timestamptz AS int;
-         CREATE TABLE t (i int, b bigint, x text, ti time, iv interval, u uuid, j jsonb, n numeric, a timestamptz[],
-                         f boolean, own other.timestamptz)",
+         CREATE TABLE t (i int, b bigint, ti time, iv interval, n numeric, a timestamptz[], f boolean, d float8, x xml,
+                         own other.timestamptz)",
         &calls,
     );
     refuses("CREATE TABLE t (at timestamptz)", &[("ttl_create_index('t', 'xmin', 60)", "42804")]);
@@ -71,9 +71,9 @@ fn a_type_that_cannot_expire() {
 #[test]
 fn the_refusal_of_a_type_names_what_can_be_used() {
     let mut db = Database::new();
-    db.run("CREATE TABLE t (n int)");
+    db.run("CREATE TABLE t (n boolean)");
     let error = db.error("SELECT ttl_create_index('t', 'n', 60)");
-    assert_eq!(error.message, "column \"n\" of type integer cannot expire");
+    assert_eq!(error.message, "column \"n\" of type boolean cannot expire");
     assert!(error.hint.contains("timestamp with time zone") && error.hint.contains("date"), "{}", error.hint);
 }
 

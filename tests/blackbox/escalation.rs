@@ -103,6 +103,37 @@ fn filters() {
 }
 
 #[test]
+fn expressions_that_rows_expire_by() {
+    let create = "CREATE FUNCTION ends(timestamptz) RETURNS timestamptz IMMUTABLE LANGUAGE plpgsql AS
+                      'BEGIN PERFORM public.spring(''expression''); RETURN $1; END';";
+    Trap::set().spring(&format!("{create} SELECT ttl_create_index('t', 'ends(at)', 60)"), "expression|owner");
+    Trap::set().spring(
+        &format!("{create} SELECT ttl_create_index('t', 'ends(at)', 60, index_method => 'none')"),
+        "expression|owner",
+    );
+}
+
+#[test]
+fn filters_and_expressions_when_somebody_looks_at_a_row() {
+    let mut trap = Trap::set();
+    let (owner, reader) = (trap.owner.clone(), trap.db.role("reader"));
+    trap.db.session(&owner).run(&format!(
+        "GRANT SELECT ON t TO {reader}; SELECT ttl_create_index('t', 'at', 60, filter => 'trap(''filter'')');
+         CREATE FUNCTION ends(timestamptz) RETURNS timestamptz IMMUTABLE LANGUAGE plpgsql AS
+             'BEGIN PERFORM public.spring(''expression''); RETURN $1; END';
+         SELECT ttl_create_index('t', 'ends(at)', 60)"
+    ));
+    trap.db.run("TRUNCATE seen");
+    for session in [&mut trap.db.session("postgres"), &mut trap.db.session(&reader)] {
+        session.run("SELECT ttl_get('t', '1', 'at'), ttl_get('t', '1', 'public.ends(at)'), count(*) FROM ttl_summary");
+        session.run("SELECT ttl_get('t', '1', 'at')");
+    }
+    trap.db.run("SELECT count(*) FROM ttl_preview('t')");
+    let seen = format!("SELECT DISTINCT how, replace(who, '{owner}', 'owner') FROM seen ORDER BY 1, 2");
+    assert_eq!(trap.db.get(&seen), "expression|owner\nfilter|owner");
+}
+
+#[test]
 fn index_expressions_and_triggers_of_soft_deletes() {
     Trap::set().spring(
         "CREATE INDEX ON t (trap_value(at)); CREATE INDEX ON t (deleted);

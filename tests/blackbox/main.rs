@@ -13,5 +13,7 @@ mod passes;
 mod permissions;
 mod races;
 mod registration;
+mod rows;
+mod sources;
 mod sweep;
 mod worker;

@@ -174,6 +174,7 @@ fn a_standby_does_not_sweep_until_it_is_promoted() {
     session.run("SELECT ttl_stop_worker()");
     session.run("INSERT INTO t VALUES (1, '2020-01-01')");
     session.run("SELECT ttl_start_worker()");
+    replica.wait_for("SELECT count(*) FROM ttl_worker_off", "0");
     replica.run("SELECT pg_promote()");
     replica.wait_for(WORKERS, "1");
     replica.run("INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 10) i");

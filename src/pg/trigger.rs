@@ -1,0 +1,96 @@
+//! A row that is being updated, as a trigger sees it.
+
+use pgrx::pg_sys::{self, Datum, Oid};
+use std::ffi::{CStr, CString};
+
+unsafe extern "C-unwind" {
+    /// Whether two values are the same, byte by byte, however they are stored.
+    fn datum_image_eq(one: Datum, other: Datum, by_value: bool, length: i32) -> bool;
+}
+
+/// The call of a trigger that is fired before a row is updated.
+pub struct Update<'a>(&'a pg_sys::TriggerData);
+
+/// A column of the row.
+#[derive(Clone, Copy)]
+pub struct Column {
+    attnum: i32,
+    pub type_oid: Oid,
+}
+
+impl Update<'_> {
+    /// `None` if the function was called in any other way.
+    ///
+    /// # Safety
+    /// `call` is the call we are in.
+    pub unsafe fn of(call: pg_sys::FunctionCallInfo) -> Option<Self> {
+        // SAFETY: the cast follows a check of the node's tag.
+        unsafe {
+            let context = (*call).context.cast::<pg_sys::TriggerData>();
+            if context.is_null() || (*context).type_ != pg_sys::NodeTag::T_TriggerData {
+                return None;
+            }
+            let events = pg_sys::TRIGGER_EVENT_OPMASK | pg_sys::TRIGGER_EVENT_TIMINGMASK | pg_sys::TRIGGER_EVENT_ROW;
+            let wanted = pg_sys::TRIGGER_EVENT_UPDATE | pg_sys::TRIGGER_EVENT_BEFORE | pg_sys::TRIGGER_EVENT_ROW;
+            ((*context).tg_event & events == wanted).then(|| Self(&*context))
+        }
+    }
+
+    /// The first argument the trigger was created with.
+    pub fn argument(&self) -> Option<&str> {
+        // SAFETY: a trigger has as many arguments as it says.
+        unsafe {
+            let trigger = &*self.0.tg_trigger;
+            if trigger.tgnargs > 0 { CStr::from_ptr(*trigger.tgargs).to_str().ok() } else { None }
+        }
+    }
+
+    pub fn relid(&self) -> Oid {
+        // SAFETY: the relation is open.
+        unsafe { (*self.0.tg_relation).rd_id }
+    }
+
+    pub fn column(&self, name: &str) -> Option<Column> {
+        let name = CString::new(name).ok()?;
+        // SAFETY: the relation is open; only the number of a user's column is positive.
+        unsafe {
+            let descriptor = (*self.0.tg_relation).rd_att;
+            let attnum = pg_sys::SPI_fnumber(descriptor, name.as_ptr());
+            (attnum > 0).then(|| Column { attnum, type_oid: pg_sys::SPI_gettypeid(descriptor, attnum) })
+        }
+    }
+
+    /// The column's value, if there is one and the update leaves it as it is.
+    pub fn kept_value(&self, column: Column) -> Option<Datum> {
+        // SAFETY: both versions of the row are there, and have the relation's columns.
+        unsafe {
+            let descriptor = (*self.0.tg_relation).rd_att;
+            let [old, new] = [self.0.tg_trigtuple, self.0.tg_newtuple].map(|tuple| {
+                let mut is_null = false;
+                let value = pg_sys::SPI_getbinval(tuple, descriptor, column.attnum, &mut is_null);
+                (!is_null).then_some(value)
+            });
+            let (mut length, mut by_value) = (0_i16, false);
+            let is_same = |old, new, by_value, length: i16| {
+                pg_sys::ffi::pg_guard_ffi_boundary(|| datum_image_eq(old, new, by_value, length.into()))
+            };
+            pg_sys::get_typlenbyval(column.type_oid, &mut length, &mut by_value);
+            new.filter(|new| old.is_some_and(|old| is_same(old, *new, by_value, length)))
+        }
+    }
+
+    /// The row as it is to be updated.
+    pub fn row(&self) -> Datum {
+        Datum::from(self.0.tg_newtuple)
+    }
+
+    /// That row with another value, of the column's type.
+    pub fn row_with(&self, column: Column, value: Datum) -> Datum {
+        let (mut attnum, mut value, mut is_null) = (column.attnum, value, false);
+        // SAFETY: the new version of the row has the relation's columns, and the copy has one other value.
+        Datum::from(unsafe {
+            let (row, descriptor) = (self.0.tg_newtuple, (*self.0.tg_relation).rd_att);
+            pg_sys::heap_modify_tuple_by_cols(row, descriptor, 1, &mut attnum, &mut value, &mut is_null)
+        })
+    }
+}

@@ -1,0 +1,85 @@
+//! The statements about one row. `$1` is the present; then come the operation's own arguments, and the key.
+
+use super::key::KeyColumn;
+use super::{Mode, Operation};
+use crate::catalog::Rule;
+use crate::error::TtlError;
+
+const PRESENT: &str = "$1";
+
+pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation) -> Result<String, TtlError> {
+    let first_key = match operation {
+        Operation::Get | Operation::Touch | Operation::Persist => 2,
+        Operation::ExpireAt(_) => 3,
+        Operation::Set(_) => 4,
+    };
+    let row: Vec<_> = key
+        .iter()
+        .zip(first_key..)
+        .map(|(KeyColumn { column, data_type, equals, .. }, number)| {
+            format!("{column} {equals} ${number}::{data_type}")
+        })
+        .collect();
+    let row = row.join(" AND ");
+    let expiry = &rule.expiry;
+    let endless = endless(rule);
+    if operation == Operation::Get {
+        return Ok(format!(
+            "SELECT CASE WHEN {gone} THEN -2 WHEN {endless} THEN -1
+                         ELSE greatest(extract(epoch FROM {ends} - {PRESENT})::double precision, 0)
+                    END
+             FROM {table} WHERE {row}",
+            gone = gone(rule),
+            ends = expiry.ends(),
+            table = rule.table,
+        ));
+    }
+    let target = match operation {
+        Operation::Set(_) => expiry.later(PRESENT, "$2", "$3"),
+        _ => "$2".to_owned(),
+    };
+    let value = match operation {
+        Operation::Touch if !expiry.has_ttl() => return Err(TtlError::NoClock(rule.name.clone())),
+        Operation::Touch => expiry.value_to_begin(PRESENT),
+        Operation::Persist if rule.not_null => expiry.source().never().map(str::to_owned),
+        Operation::Persist => expiry.source().never().map(|_| "NULL".to_owned()),
+        _ => expiry.value_to_end(&target),
+    };
+    let value = value.filter(|_| rule.is_writable).ok_or_else(|| TtlError::NotWritable(rule.name.clone()))?;
+    let mode = match operation {
+        Operation::Set(mode) | Operation::ExpireAt(mode) => mode,
+        _ => Mode::Always,
+    };
+    let condition = match mode {
+        Mode::Always => "true".to_owned(),
+        Mode::Nx => endless,
+        Mode::Xx => format!("NOT {endless}"),
+        Mode::Gt => format!("CASE WHEN {endless} THEN false ELSE {} < {target} END", expiry.ends()),
+        Mode::Lt => format!("CASE WHEN {endless} THEN true ELSE {} > {target} END", expiry.ends()),
+    };
+    Ok(format!(
+        "UPDATE {table} SET {column} = {value} WHERE {row} AND NOT {gone} AND {condition}",
+        table = rule.table,
+        column = rule.column,
+        gone = gone(rule),
+    ))
+}
+
+/// A row that has expired, swept or not: the same conditions that the sweep has, or its mark.
+fn gone(rule: &Rule) -> String {
+    let mut conditions = rule.expiry.has_expired(&rule.expiry.cutoff_at(PRESENT));
+    conditions.extend(rule.options.filter.as_ref().map(|filter| format!("({filter})")));
+    let expired = format!("(({}) IS TRUE)", conditions.join(" AND "));
+    match &rule.mark {
+        Some((column, mark)) => format!("({expired} OR NOT {})", mark.unmarked(column)),
+        None => expired,
+    }
+}
+
+/// A row that does not expire by this rule as it is.
+fn endless(rule: &Rule) -> String {
+    match &rule.options.filter {
+        Some(filter) => format!("({} OR ({filter}) IS NOT TRUE)", rule.expiry.is_endless()),
+        None => rule.expiry.is_endless(),
+    }
+}

@@ -1,0 +1,82 @@
+//! Keeping rows fresh: what the trigger of `ttl_enable_touch` puts into a row that is being updated.
+
+use crate::catalog::{Catalog, Rule};
+use crate::error::TtlError;
+use crate::pg::memo::Memo;
+use crate::pg::plan::Plan;
+use crate::pg::trigger::Update;
+use crate::sweep;
+use pgrx::datum::datetime_support::clock_timestamp;
+use pgrx::pg_sys::{self, Datum, Oid};
+use std::rc::Rc;
+
+/// What a row's clock is in, and how it is restarted.
+struct Touch {
+    column: String,
+    type_oid: Oid,
+    /// From the present and the value that is there to the one that belongs there. Nothing for a row that never expires.
+    restart: Plan,
+}
+
+thread_local! {
+    static TOUCHES: Memo<i64, Option<Touch>> = Memo::new();
+}
+
+/// The row as it is to be updated: with its clock restarted, unless the update sets it itself, or the row never expires.
+/// What a sweep does to a row is no use of it. A trigger whose rule is gone does nothing.
+pub fn touched(update: &Update<'_>) -> Result<Datum, TtlError> {
+    let rule_id = update.argument().and_then(|id| id.parse().ok()).ok_or(TtlError::NotATouchTrigger)?;
+    if sweep::is_under_way() {
+        return Ok(update.row());
+    }
+    let touch = touch_of(rule_id, update.relid())?;
+    let fresh = touch.as_ref().as_ref().and_then(|touch| {
+        let column = update.column(&touch.column).filter(|column| column.type_oid == touch.type_oid)?;
+        Some((column, touch.restart(update.kept_value(column)?)?))
+    });
+    Ok(fresh.map_or_else(|| update.row(), |(column, value)| update.row_with(column, value)))
+}
+
+/// How the rows of a rule are touched; `None` if it is not there any more, or has no clock. `relid` is the table that
+/// asks.
+fn touch_of(rule_id: i64, relid: Oid) -> Result<Rc<Option<Touch>>, TtlError> {
+    TOUCHES.with(|memo| match memo.get(&rule_id) {
+        Some(touch) => Ok(touch),
+        None => memo.remember(&rule_id, || {
+            let catalog = Catalog::open()?;
+            let rule = catalog.rule_with_id(rule_id)?;
+            let relid = rule.as_ref().map_or(relid, |rule| rule.relid);
+            Ok(([relid, catalog.relid], rule.and_then(|rule| Touch::of(&rule).ok())))
+        }),
+    })
+}
+
+/// Refuses a rule whose rows have no clock that can be restarted.
+pub fn check_touch(rule: &Rule) -> Result<(), TtlError> {
+    Touch::of(rule).map(|_| ())
+}
+
+impl Touch {
+    fn of(rule: &Rule) -> Result<Self, TtlError> {
+        if !rule.expiry.has_ttl() {
+            return Err(TtlError::NoClock(rule.name.clone()));
+        }
+        let fresh = rule.expiry.value_to_begin("$1").filter(|_| rule.is_writable);
+        let fresh = fresh.ok_or_else(|| TtlError::NotWritable(rule.name.clone()))?;
+        let endless = rule.expiry.of_value("$2").is_endless();
+        let sql = format!("SELECT CAST({fresh} AS {}) WHERE NOT {endless}", rule.type_name);
+        let restart = Plan::new(&sql, &mut [pg_sys::TIMESTAMPTZOID, rule.type_oid]);
+        Ok(Self { column: rule.name.clone(), type_oid: rule.type_oid, restart })
+    }
+
+    /// The value that belongs into the column instead of `value`.
+    fn restart(&self, value: Datum) -> Option<Datum> {
+        let present = i64::from(clock_timestamp());
+        // The usual kind of column needs no SQL for that.
+        if self.type_oid == pg_sys::TIMESTAMPTZOID {
+            let is_finite = ![i64::MIN, i64::MAX].contains(&(value.value() as i64));
+            return is_finite.then(|| Datum::from(present));
+        }
+        self.restart.value(&mut [Datum::from(present), value])
+    }
+}

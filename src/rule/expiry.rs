@@ -1,0 +1,154 @@
+//! When the rows of a rule expire, as SQL.
+
+use super::{Source, Ttl};
+
+/// A value in every row, what it is, and how long a row lives from there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expiry {
+    source: Source,
+    /// SQL over the row: a quoted column, or an expression in parentheses.
+    value: String,
+    ttl: Ttl,
+    /// A literal.
+    zone: String,
+    /// The quoted schema of our functions.
+    functions: String,
+}
+
+impl Expiry {
+    pub fn new(source: Source, value: String, ttl: Ttl, time_zone: &str, functions: &str) -> Self {
+        let zone = format!("'{}'", time_zone.replace('\'', "''"));
+        Self { source, value, ttl, zone, functions: functions.to_owned() }
+    }
+
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
+    /// The same rule for another value.
+    pub fn of_value(&self, value: &str) -> Self {
+        Self { value: value.to_owned(), ..self.clone() }
+    }
+
+    /// An instant a while after another: months and days by the calendar of the rule's time zone, the rest by the clock.
+    pub fn later(&self, instant: &str, calendar: &str, clock: &str) -> String {
+        let zone = &self.zone;
+        format!("((({instant} AT TIME ZONE {zone}) + {calendar}) AT TIME ZONE {zone} + {clock})")
+    }
+
+    /// What is compared with the cutoff, sorted by and indexed.
+    pub fn compared(&self) -> String {
+        self.source.compared(&self.value, &self.functions)
+    }
+
+    /// What holds for a row that has expired, its parts in parentheses; `cutoff` is a constant of the type compared.
+    pub fn has_expired(&self, cutoff: &str) -> Vec<String> {
+        let mut conditions = vec![format!("({} <= {cutoff})", self.compared())];
+        conditions.extend(self.source.guard(&self.value, &self.functions));
+        conditions
+    }
+
+    /// The condition under which a row never expires.
+    pub fn is_endless(&self) -> String {
+        format!("coalesce({} >= 'infinity', true)", self.instant())
+    }
+
+    /// The value of a row, as an instant.
+    fn instant(&self) -> String {
+        self.instant_of(&self.compared())
+    }
+
+    /// Something of the type compared, as an instant.
+    pub fn instant_of(&self, compared: &str) -> String {
+        self.source.instant(compared, &self.zone, &self.functions)
+    }
+
+    /// The instant at which a row expires.
+    pub fn ends(&self) -> String {
+        self.ttl.after(&self.instant(), &self.zone)
+    }
+
+    /// A query for the cutoff at an instant, as a constant in SQL, for the cutoff as an instant, and for the first
+    /// instant again.
+    pub fn cutoff(&self, present: &str) -> String {
+        let (bound, type_name) = (self.cutoff_at("present"), self.source.type_name());
+        let instant = self.ttl.before("present", &self.zone);
+        format!(
+            "SELECT quote_literal({bound}) || '::{type_name}', {instant}, present
+             FROM (SELECT {present} AS present) AS clock"
+        )
+    }
+
+    /// The cutoff at an instant.
+    ///
+    /// While the clock is being put back a local time happens twice, and PostgreSQL reads it as the second. During the
+    /// first, the local cutoff would let rows expire that are read as later: it is taken back by the difference.
+    pub fn cutoff_at(&self, present: &str) -> String {
+        let zone = &self.zone;
+        let instant = format!("({})", self.ttl.before(present, zone));
+        let local = format!("({instant} AT TIME ZONE {zone})");
+        let safe = format!("({local} - greatest({local} AT TIME ZONE {zone} - {instant}, interval '0'))");
+        self.source.bound(&instant, &safe)
+    }
+
+    /// The value of a row that is to expire at `instant`, or as soon after it as the rule can tell. `None` if it cannot
+    /// be written.
+    ///
+    /// Going back from the instant and forth again need not lead to it, where months have different lengths or clocks
+    /// change. So a few values are tried, up to more than the difference that can make, and the first is taken that does
+    /// not end too early.
+    pub fn value_to_end(&self, instant: &str) -> Option<String> {
+        if self.ttl.is_of_fixed_length() {
+            let begins = format!("({})", self.ttl.before(instant, &self.zone));
+            return self.source.stored(&begins, &self.zone, &self.functions);
+        }
+        let zone = &self.zone;
+        let stored = self.source.stored("chosen", zone, &self.functions)?;
+        let midnight_after = |instant: &str| {
+            format!("(date_trunc('day', ({instant}) AT TIME ZONE {zone}) + interval '1 day') AT TIME ZONE {zone}")
+        };
+        Some(format!(
+            "(SELECT {stored}
+              FROM (SELECT min(tried) AS chosen
+                    FROM (SELECT {instant} AS target) AS asked,
+                         LATERAL (SELECT {begins} AS begins) AS back,
+                         LATERAL (SELECT target - ({ends}) AS missing) AS forth,
+                         LATERAL unnest(ARRAY[begins, begins + missing, {soon}, {later}, begins + interval '4 days']) AS tried
+                    WHERE tried >= begins AND {tried_ends} >= target) AS first)",
+            begins = self.ttl.before("target", zone),
+            ends = self.ttl.after("begins", zone),
+            soon = midnight_after("begins"),
+            later = midnight_after("begins + missing"),
+            tried_ends = self.ttl.after("tried", zone),
+        ))
+    }
+
+    /// The value of a row whose time begins at `instant`.
+    pub fn value_to_begin(&self, instant: &str) -> Option<String> {
+        self.source.stored(instant, &self.zone, &self.functions)
+    }
+
+    /// Whether rows live for a time of the rule's own, from the value on.
+    pub fn has_ttl(&self) -> bool {
+        !self.ttl.is_zero()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_column_is_compared_bare() {
+        let ttl = Ttl::from_seconds(60).expect("a TTL");
+        let expiry = Expiry::new(Source::TimestampTz, "at".into(), ttl, "UTC", "public");
+        assert_eq!(expiry.has_expired("$cutoff"), ["(at <= $cutoff)"]);
+        assert_eq!(expiry.value_to_end("$1").as_deref(), Some("($1 - interval '0:01:00')"));
+    }
+
+    #[test]
+    fn a_zone_is_quoted() {
+        let expiry = Expiry::new(Source::Timestamp, "at".into(), Ttl::default(), "it's", "public");
+        assert_eq!(expiry.ends(), "(at AT TIME ZONE 'it''s')");
+    }
+}
