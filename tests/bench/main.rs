@@ -1,9 +1,9 @@
-//! `make bench`: what sweeping costs, side by side with a plain DELETE, in one run on one server.
+//! `make bench`: what the extension costs, each row side by side with what it is compared with, in one run on one server.
+
+mod rows;
+mod sweep;
 
 use harness::{Server, Session};
-
-const ROWS: u32 = 1_000_000;
-const ROUNDS: usize = 5;
 
 fn main() {
     let server = Server::start(&[
@@ -15,33 +15,12 @@ fn main() {
     ]);
     let mut setup = Session::connect(&server, "postgres", "postgres");
     setup.run("CREATE EXTENSION pg_ttl_index; SELECT ttl_stop_worker()");
-    println!("{ROWS} rows of about 100 bytes, half of them expired, warm cache.");
-    println!("CPU time of the backend, and relative to one DELETE in the same round: medians of {ROUNDS} rounds.\n");
-    println!("{:<34}{:>14}{:>22}", "", "no snapshot", "old snapshot held");
-    let variants = [
-        ("DELETE FROM t WHERE at <= cutoff", "DELETE FROM t WHERE at <= now() - interval '1 day'".to_owned()),
-        ("CALL ttl_sweep, batches of 10000", sweep(10_000)),
-        ("CALL ttl_sweep, batches of 1000", sweep(1_000)),
-    ];
-    // Round by round, so that what else the machine does falls on all alike.
-    let mut seconds = vec![[const { Vec::new() }; 2]; variants.len()];
-    let mut ratios = seconds.clone();
-    for _ in 0..ROUNDS {
-        for (column, held) in [false, true].into_iter().enumerate() {
-            let times: Vec<f64> = variants.iter().map(|(_, sql)| measure(&server, sql, held)).collect();
-            for (row, time) in times.iter().enumerate() {
-                seconds[row][column].push(*time);
-                ratios[row][column].push(time / times[0]);
-            }
+    // All, or those that are named.
+    let named: Vec<_> = std::env::args().skip(1).collect();
+    for (name, run) in [("sweep", sweep::run as fn(&Server)), ("rows", rows::run)] {
+        if named.is_empty() || named.iter().any(|other| other == name) {
+            run(&server);
         }
-    }
-    for (row, (name, _)) in variants.iter().enumerate() {
-        let mut line = format!("{name:<34}");
-        for column in 0..2 {
-            line +=
-                &format!("{:>9.2}s {:>5.2}x   ", median(&mut seconds[row][column]), median(&mut ratios[row][column]));
-        }
-        println!("{line}");
     }
 }
 
@@ -50,36 +29,7 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-fn sweep(batch: u32) -> String {
-    format!("CALL ttl_sweep('t'); -- {batch}")
-}
-
-/// CPU seconds of the backend for the statement on a fresh table.
-fn measure(server: &Server, sql: &str, old_snapshot: bool) -> f64 {
-    let batch = sql.rsplit_once("-- ").map_or("10000", |(_, batch)| batch);
-    let mut session = Session::connect(server, "postgres", "postgres");
-    session.run(&format!(
-        "DROP TABLE IF EXISTS t; CREATE TABLE t (id int, at timestamptz, pad text);
-         INSERT INTO t SELECT i, now() - interval '2 days' + i * interval '2 days' / {ROWS}, repeat('x', 60)
-         FROM generate_series(1, {ROWS}) AS i"
-    ));
-    session.run(&format!("SELECT ttl_create_index('t', 'at', interval '1 day', {batch})"));
-    session.run("VACUUM ANALYZE t");
-    session.run("CHECKPOINT");
-    session.run("SELECT count(*), sum(id) FROM t");
-    let mut other = Session::connect(server, "postgres", "postgres");
-    if old_snapshot {
-        other.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1");
-    }
-    let pid = session.get("SELECT pg_backend_pid()");
-    let before = cpu_seconds(&pid);
-    session.run(sql);
-    let spent = cpu_seconds(&pid) - before;
-    let left: u32 = session.get("SELECT count(*) FROM t").parse().expect("a count");
-    assert!(left <= ROWS / 2 + 1000, "{left} rows are left");
-    spent
-}
-
+/// CPU seconds that a backend has used.
 fn cpu_seconds(pid: &str) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the backend");
     let fields: Vec<_> = stat.rsplit_once(") ").expect("a name").1.split(' ').collect();

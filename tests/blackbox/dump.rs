@@ -139,3 +139,27 @@ fn a_database_of_another_encoding_is_refused() {
     assert_eq!(error.code, "0A000");
     db.run(&format!("DROP DATABASE {name}"));
 }
+
+#[test]
+fn a_dump_carries_expressions_units_and_sliding_expiry() {
+    let (mut source, mut target) = (Database::new(), Database::empty());
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY, n bigint, made timestamp, days int, seen timestamptz);
+         INSERT INTO t VALUES (1, 2000000000000, '2020-01-01', 1, now() - interval '50 minutes');
+         SELECT ttl_stop_worker(), ttl_create_index('t', 'n', 60, unit => 'ms'),
+                ttl_create_index('t', 'made + days * interval ''1 day''', 0, filter => 'days > 1'),
+                ttl_create_index('t', 'seen', interval '1 hour'), ttl_enable_touch('t', 'seen')",
+    );
+    assert_eq!(copy(&source, &target, &[]), "");
+    let rules = "SELECT column_name, unit, filter, expression_columns, expression_attnums, filter_attnums, attnum
+                 FROM ttl_index_table JOIN ttl_binding ON rule_id = id ORDER BY id";
+    assert_eq!(target.get(rules), source.get(rules));
+    assert_eq!(source.get(rules).lines().count(), 3);
+    target.run("ALTER TABLE t RENAME days TO d; UPDATE t SET d = 2");
+    assert_eq!(target.get("SELECT ttl_get('t', '1', 'seen') > 3500, ttl_get('t', '1', 'n') > 0"), "t|t");
+    assert_eq!(
+        target.get("SELECT column_name, filter, index_name FROM ttl_summary WHERE filter IS NOT NULL"),
+        "(made + ((d)::double precision * '1 day'::interval))|(d > 1)|idx_ttl_t_expr"
+    );
+    assert_eq!(target.get("SELECT ttl_runner('t')"), "1");
+}

@@ -19,3 +19,17 @@ CREATE TABLE tokens (token text PRIMARY KEY, expires_at timestamptz);
 SELECT ttl_create_index('tokens', 'expires_at', 0);
 INSERT INTO tokens VALUES ('short-lived', now() + interval '5 seconds'), ('for ever', 'infinity');
 TABLE tokens;
+
+\echo
+\echo '--- One row: its seconds, another time to live, and back to never ----------------'
+SELECT ttl_get('tokens', 'short-lived') AS short_lived, ttl_get('tokens', 'for ever') AS for_ever, ttl_get('tokens', 'none') AS none;
+SELECT ttl_set('tokens', 'for ever', interval '1 hour') AS set, round(ttl_get('tokens', 'for ever')) AS seconds,
+       ttl_set('tokens', 'for ever', interval '2 hours', mode => 'nx') AS only_if_never, ttl_persist('tokens', 'for ever') AS never;
+
+\echo
+\echo '--- Unix time, RFC 3339 text, a path into jsonb, the time inside a UUID ----------'
+CREATE TABLE events (id uuid PRIMARY KEY, body jsonb, expires text, seconds bigint);
+SELECT ttl_create_index('events', 'id', interval '90 days'), ttl_create_index('events', 'body->>''until''', 0),
+       ttl_create_index('events', 'expires', 0), ttl_create_index('events', 'seconds', 0, unit => 's');
+INSERT INTO events SELECT gen_random_uuid(), '{"until": "2100-01-01T00:00:00Z"}', 'whenever', 0 FROM generate_series(1, 3);
+SELECT column_name, plan, expired_rows, unreadable_values FROM ttl_preview('events');

@@ -11,7 +11,7 @@ SELECT 'user ' || i, now() - interval '1 day' * (i % 2) FROM generate_series(1, 
 
 \echo
 \echo '--- Errors say what is wrong, and change nothing ---------------------------------'
-SELECT ttl_create_index('sessions', 'username', 60);
+SELECT ttl_create_index('sessions', 'id', 60);
 SELECT ttl_create_index('sessions', 'last_seen', -1);
 SELECT ttl_create_index('sessions', 'last_seen', 60, filter => 'random() < 0.5');
 

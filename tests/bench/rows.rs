@@ -1,0 +1,89 @@
+//! Telling a row's time to live, and inserting and updating rows of a table with a rule.
+
+use crate::{cpu_seconds, median};
+use harness::{Server, Session};
+use std::io::Write;
+
+const ROWS: u32 = 100_000;
+const ROUNDS: usize = 5;
+
+pub fn run(server: &Server) {
+    let mut session = Session::connect(server, "postgres", "postgres");
+    session.run(&format!(
+        "DROP TABLE IF EXISTS t; CREATE TABLE t (id int PRIMARY KEY, at timestamptz DEFAULT now(), n int);
+         INSERT INTO t SELECT i FROM generate_series(1, {ROWS}) i"
+    ));
+    session.run("VACUUM ANALYZE t");
+    session.run("SELECT ttl_create_index('t', 'at', interval '1 day')");
+    let by_hand = "SELECT extract(epoch FROM at + interval '1 day' - now())::float8 FROM t WHERE id = :id";
+    let by_us = "SELECT ttl_get('t', (:id)::text)";
+    println!("\nOne row's time to live by primary key, of {ROWS}: milliseconds a query by pgbench, one client.\n");
+    println!("{:<34}{:>14}{:>22}", "", "simple protocol", "prepared statement");
+    side_by_side(
+        ["SELECT by hand", "ttl_get"],
+        ["simple", "prepared"].map(|protocol| move || [by_hand, by_us].map(|sql| latency(server, protocol, sql))),
+        "ms",
+    );
+
+    println!("\nWriting 100000 rows: CPU time of the backend.\n");
+    println!("{:<34}{:>14}{:>22}", "", "INSERT", "UPDATE");
+    let insert =
+        |rule: &'static str| cpu_of(server, rule, "INSERT INTO w SELECT i, now() FROM generate_series(1, 100000) i");
+    let update = |rule: &'static str| {
+        let fill = format!("INSERT INTO w SELECT i, now() FROM generate_series(1, 100000) i; {rule}");
+        cpu_of(server, Box::leak(fill.into_boxed_str()), "UPDATE w SET n = n + 1")
+    };
+    let (plain, ruled) = ("CREATE INDEX ON w (at)", "SELECT ttl_create_index('w', 'at', interval '1 day')");
+    let (fresh, touched) =
+        ("CREATE INDEX ON w (at)", "SELECT ttl_create_index('w', 'at', interval '1 day'), ttl_enable_touch('w')");
+    side_by_side(
+        ["with an index", "with a rule, and ttl_enable_touch"],
+        [
+            Box::new(move || [plain, ruled].map(insert)) as Box<dyn Fn() -> [f64; 2]>,
+            Box::new(move || [fresh, touched].map(update)),
+        ],
+        "s",
+    );
+}
+
+/// Medians of two ways to do a thing, in two columns, and of the ratio round by round.
+fn side_by_side<M: Fn() -> [f64; 2]>(names: [&str; 2], columns: [M; 2], unit: &str) {
+    let mut lines = names.map(|name| format!("{name:<34}"));
+    for measure in columns {
+        let rounds: Vec<[f64; 2]> = (0..ROUNDS).map(|_| measure()).collect();
+        for (row, line) in lines.iter_mut().enumerate() {
+            let mut values: Vec<_> = rounds.iter().map(|round| round[row]).collect();
+            let mut ratios: Vec<_> = rounds.iter().map(|round| round[row] / round[0]).collect();
+            *line += &format!("{:>8.3}{unit:<2} {:>5.2}x   ", median(&mut values), median(&mut ratios));
+        }
+    }
+    lines.iter().for_each(|line| println!("{line}"));
+}
+
+/// Average milliseconds of a query by pgbench.
+fn latency(server: &Server, protocol: &str, sql: &str) -> f64 {
+    let script = std::env::temp_dir().join(format!("pg_ttl_index_bench_{}.sql", std::process::id()));
+    let mut file = std::fs::File::create(&script).expect("a script");
+    writeln!(file, "\\set id random(1, {ROWS})\n{sql};").expect("writing");
+    let output = server
+        .client_program("pgbench")
+        .args(["--no-vacuum", "--transactions=20000", "--protocol", protocol, "--file"])
+        .arg(&script)
+        .output()
+        .expect("running pgbench");
+    std::fs::remove_file(script).expect("removing the script");
+    let report = String::from_utf8_lossy(&output.stdout).into_owned();
+    let latency = report.split("latency average = ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+    latency.unwrap_or_else(|| panic!("{report}{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+/// CPU seconds of the backend for a statement, on a table prepared so.
+fn cpu_of(server: &Server, setup: &str, sql: &str) -> f64 {
+    let mut session = Session::connect(server, "postgres", "postgres");
+    session.run("DROP TABLE IF EXISTS w; CREATE TABLE w (id int, at timestamptz, n int DEFAULT 0)");
+    session.run(setup);
+    let pid = session.get("SELECT pg_backend_pid()");
+    let before = cpu_seconds(&pid);
+    session.run(sql);
+    cpu_seconds(&pid) - before
+}
