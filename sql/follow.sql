@@ -17,19 +17,29 @@ BEGIN
                     AND NOT EXISTS (SELECT FROM pg_attribute a
                                     WHERE a.attrelid = b.relid AND a.attnum = used.attnum AND NOT a.attisdropped));
 
+    -- A restored rule comes before its index, and is bound to it when that comes.
+    UPDATE @extschema@.ttl_binding b
+    SET index_relid = @extschema@.ttl_index_oid(b.relid, NULL, t.index_name)
+    FROM @extschema@.ttl_index_table t
+    WHERE t.id = b.rule_id AND b.index_relid IS NULL AND t.index_name IS NOT NULL
+      AND @extschema@.ttl_index_oid(b.relid, NULL, t.index_name) IS NOT NULL;
+
     UPDATE @extschema@.ttl_index_table t
-    SET schema_name = n.nspname, table_name = c.relname, column_name = coalesce(a.attname, t.column_name),
-        index_name = i.relname,
-        index_created_by_extension = t.index_created_by_extension AND i.relname IS NOT NULL
-    FROM @extschema@.ttl_binding b
-    JOIN pg_class c ON c.oid = b.relid
-    JOIN pg_namespace n ON n.oid = c.relnamespace
-    LEFT JOIN pg_attribute a ON a.attrelid = b.relid AND a.attnum = b.attnum
-    JOIN @extschema@.ttl_index_table named ON named.id = b.rule_id
-    LEFT JOIN pg_class i ON i.oid = @extschema@.ttl_index_oid(b.relid, b.index_relid, named.index_name)
-    WHERE t.id = b.rule_id
+    SET schema_name = now.schema_name, table_name = now.table_name, column_name = now.column_name,
+        index_name = now.index_name,
+        index_created_by_extension = t.index_created_by_extension AND now.index_name IS NOT NULL
+    FROM (SELECT b.rule_id, n.nspname::text AS schema_name, c.relname::text AS table_name,
+                 coalesce(a.attname::text, named.column_name) AS column_name,
+                 CASE WHEN b.index_relid IS NULL THEN named.index_name ELSE i.relname::text END AS index_name
+          FROM @extschema@.ttl_binding b
+          JOIN @extschema@.ttl_index_table named ON named.id = b.rule_id
+          JOIN pg_class c ON c.oid = b.relid
+          JOIN pg_namespace n ON n.oid = c.relnamespace
+          LEFT JOIN pg_attribute a ON a.attrelid = b.relid AND a.attnum = b.attnum
+          LEFT JOIN pg_class i ON i.oid = @extschema@.ttl_index_oid(b.relid, b.index_relid, named.index_name)) AS now
+    WHERE t.id = now.rule_id
       AND (t.schema_name, t.table_name, t.column_name, t.index_name)
-          IS DISTINCT FROM (n.nspname, c.relname, coalesce(a.attname, t.column_name), i.relname);
+          IS DISTINCT FROM (now.schema_name, now.table_name, now.column_name, now.index_name);
 
     FOR rule IN
         SELECT t.id, t.filter, t.filter_columns, t.soft_delete_column, t.column_name, t.expression_columns,
@@ -78,7 +88,7 @@ END
 $$;
 
 CREATE EVENT TRIGGER ttl_follow_alter ON ddl_command_end
-    WHEN TAG IN ('ALTER TABLE', 'ALTER INDEX', 'ALTER SCHEMA', 'ALTER TYPE')
+    WHEN TAG IN ('ALTER TABLE', 'CREATE INDEX', 'ALTER INDEX', 'ALTER SCHEMA', 'ALTER TYPE')
     EXECUTE FUNCTION ttl_follow_ddl();
 CREATE EVENT TRIGGER ttl_follow_drop ON sql_drop EXECUTE FUNCTION ttl_follow_ddl();
 ALTER EVENT TRIGGER ttl_follow_alter ENABLE ALWAYS;
