@@ -174,3 +174,24 @@ fn names_that_change_during_a_sweep_never_lead_it_to_other_rows() {
     db.run("CALL ttl_sweep('t')");
     assert_eq!(db.get("SELECT count(*), min(id) FROM t"), "20000|20001");
 }
+
+#[test]
+fn a_part_that_has_another_name_by_now_is_not_mistaken_for_the_table_that_has_its_old_one() {
+    let mut db = Database::new();
+    db.run(
+        "SELECT ttl_stop_worker();
+         CREATE TABLE t (id int, at timestamptz) PARTITION BY LIST (id);
+         CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1); CREATE TABLE t2 PARTITION OF t FOR VALUES IN (2);
+         CREATE TABLE bystander (id int, at timestamptz);
+         INSERT INTO t SELECT 1 + i % 2, '2020-01-01' FROM generate_series(1, 20000) i; INSERT INTO bystander VALUES (1, '2020-01-01');
+         SELECT ttl_create_index('t', 'at', 60, 10)",
+    );
+    let mut sweeper = db.session("postgres");
+    let sweeping = std::thread::spawn(move || sweeper.run("CALL ttl_sweep('t')"));
+    db.wait_for("SELECT count(*) BETWEEN 1 AND 9990 FROM t1", "t");
+    db.run("BEGIN; ALTER TABLE t2 RENAME TO t3; ALTER TABLE bystander RENAME TO t2; COMMIT; BEGIN; LOCK TABLE t2");
+    sweeping.join().expect("a sweep that waits for no stranger's table");
+    db.run("COMMIT");
+    db.run("CALL ttl_sweep('t')");
+    assert_eq!(db.get("SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM t2)"), "0|1");
+}
