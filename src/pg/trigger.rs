@@ -90,7 +90,7 @@ impl Update<'_> {
         // SAFETY: the new version of the row has the relation's columns, and the copy has one other value.
         Datum::from(unsafe {
             let (row, descriptor) = (self.0.tg_newtuple, (*self.0.tg_relation).rd_att);
-            pg_sys::heap_modify_tuple_by_cols(row, descriptor, 1, &mut attnum, &mut value, &mut is_null)
+            pg_sys::heap_modify_tuple_by_cols(row, descriptor, 1, &raw mut attnum, &raw mut value, &raw mut is_null)
         })
     }
 }
