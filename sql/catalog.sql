@@ -21,7 +21,7 @@ CREATE TABLE ttl_index_table (
     active                     boolean NOT NULL DEFAULT true,
     -- NULL follows the setting pg_ttl_index.batch_size.
     batch_size                 integer CHECK (batch_size > 0),
-    soft_delete_column         text CHECK (soft_delete_column <> column_name),
+    soft_delete_column         text,
     filter                     text,
     filter_columns             text[] NOT NULL DEFAULT '{}',
     -- Of a rule on an expression, which is then its column_name: the columns it uses, and its type.
@@ -122,6 +122,11 @@ DECLARE
     complete boolean := (NEW.soft_delete_column IS NULL OR mark_attnum IS NOT NULL)
                         AND array_position(used_attnums || value_attnums, NULL) IS NULL;
 BEGIN
+    -- Names may be equal for a moment while they follow a swap; columns are not.
+    IF mark_attnum = column_attnum AND (TG_OP = 'INSERT' OR NEW.soft_delete_column IS DISTINCT FROM OLD.soft_delete_column) THEN
+        RAISE EXCEPTION 'soft delete column "%" must not be the TTL column itself', NEW.soft_delete_column
+            USING ERRCODE = 'check_violation';
+    END IF;
     IF TG_OP = 'INSERT' THEN
         IF num_nulls(column_attnum, value_attnums) <> 1 OR NOT complete THEN
             RAISE WARNING 'TTL rule on column "%" of table "%.%" left out: the table or a column it needs does not exist',

@@ -88,7 +88,9 @@ END
 $$;
 
 CREATE EVENT TRIGGER ttl_follow_alter ON ddl_command_end
-    WHEN TAG IN ('ALTER TABLE', 'CREATE INDEX', 'ALTER INDEX', 'ALTER SCHEMA', 'ALTER TYPE')
+    -- ALTER VIEW and its kind rename tables, too.
+    WHEN TAG IN ('ALTER TABLE', 'ALTER VIEW', 'ALTER MATERIALIZED VIEW', 'ALTER FOREIGN TABLE', 'ALTER INDEX',
+                 'CREATE INDEX', 'ALTER SCHEMA', 'ALTER TYPE')
     EXECUTE FUNCTION ttl_follow_ddl();
 CREATE EVENT TRIGGER ttl_follow_drop ON sql_drop EXECUTE FUNCTION ttl_follow_ddl();
 ALTER EVENT TRIGGER ttl_follow_alter ENABLE ALWAYS;

@@ -51,6 +51,8 @@ pub enum TtlError {
     NotWritable(String),
     #[error("rows do not live for a time from \"{0}\" on that could start again")]
     NoClock(String),
+    #[error("rows of table \"{0}\" are in children, which do not have its triggers")]
+    TouchOfChildren(String),
     #[error("mode \"{0}\" is not known")]
     Mode(String),
     #[error("expires_at must be finite")]
@@ -103,9 +105,12 @@ impl TtlError {
             Self::UnknownTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
             Self::NotATable { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
             Self::SystemTable(_) | Self::NotOwner(_) | Self::CascadeTriggers(_) => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
-            Self::TemporaryTable | Self::NotAHeap(_) | Self::Subquery(_) | Self::WholeRow(_) | Self::NotWritable(_) => {
-                Code::ERRCODE_FEATURE_NOT_SUPPORTED
-            }
+            Self::TemporaryTable
+            | Self::NotAHeap(_)
+            | Self::Subquery(_)
+            | Self::WholeRow(_)
+            | Self::NotWritable(_)
+            | Self::TouchOfChildren(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Self::UnknownColumn { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
             Self::CannotExpire { .. } | Self::CannotMark { .. } | Self::CannotExpireNow(_) | Self::CannotMarkNow(_) => {
                 Code::ERRCODE_DATATYPE_MISMATCH
@@ -165,6 +170,7 @@ impl TtlError {
                 "Generated columns, expressions, JSON and uuid columns are read only. Change what they are made of.".into(),
             ),
             Self::NoClock(_) => Some("The column holds the instant of expiry itself; use ttl_set or ttl_expire_at.".into()),
+            Self::TouchOfChildren(_) => Some("Use partitions instead of inheritance.".into()),
             Self::Mode(_) => Some("Use always, nx, xx, gt or lt.".into()),
             Self::InfiniteInstant => Some("Use ttl_persist to have a row never expire.".into()),
             Self::NoRule { .. } | Self::NoRules(_) => Some("Register one with ttl_create_index.".into()),

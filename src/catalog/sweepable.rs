@@ -40,8 +40,9 @@ pub struct Rule {
     /// The column's number, if it is one.
     pub attnum: Option<i16>,
     pub type_oid: Oid,
-    /// Qualified and quoted.
+    /// Qualified and quoted, with its modifier.
     pub type_name: String,
+    pub typmod: i32,
     pub not_null: bool,
     /// Whether a statement may set the column.
     pub is_writable: bool,
@@ -51,6 +52,7 @@ pub struct Rule {
     pub options: Options,
     /// Whether rows may be in other relations below this one.
     pub has_children: bool,
+    pub is_partitioned: bool,
     /// Whether it has not failed so lately that it should rest.
     pub is_due: bool,
     /// What the last sweep left behind.
@@ -135,7 +137,7 @@ impl Catalog {
                     END,
                     coalesce(a.attnotnull OR type.typnotnull, false),
                     coalesce(a.attgenerated = '' AND a.attidentity <> 'a', false),
-                    coalesce(quote_ident((SELECT nspname FROM pg_namespace WHERE oid = type.typnamespace)) || '.' || quote_ident(type.typname), ''),
+format_type(a.atttypid, a.atttypmod), a.atttypmod, c.relkind = 'p',
                     {options}
              FROM {schema}.ttl_index_table t
              JOIN {schema}.ttl_binding b ON b.rule_id = t.id
@@ -210,7 +212,17 @@ impl Catalog {
 
     /// Whether the rule is not the one that was loaded any more.
     pub fn has_changed(&self, rule: &Rule) -> Result<bool, TtlError> {
-        let sql = format!("SELECT FROM {}.ttl_index_table WHERE id = $1 AND active AND version = $2", self.schema);
+        // That names still mean the columns they meant is checked for itself: DDL that nobody followed would not show.
+        let sql = format!(
+            "SELECT FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+             WHERE t.id = $1 AND t.active AND t.version = $2
+               AND {schema}.ttl_attnums(b.relid, coalesce(t.expression_columns, ARRAY[t.column_name]))
+                   = coalesce(b.expression_attnums, ARRAY[b.attnum])
+               AND {schema}.ttl_attnums(b.relid, t.filter_columns) = b.filter_attnums
+               AND (t.soft_delete_column IS NULL
+                    OR {schema}.ttl_attnums(b.relid, ARRAY[t.soft_delete_column]) = ARRAY[b.soft_delete_attnum])",
+            schema = self.schema
+        );
         let same = self.with_rights(|| spi::read(&sql, &[rule.id.into(), rule.version.into()], |_| Ok(())))?;
         Ok(same.is_empty())
     }
@@ -221,13 +233,14 @@ impl Catalog {
             return Err(Failure::new(PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN, missing));
         }
         let read = || -> Result<Rule, TtlError> {
-            let options = rules::options(row, 22)?;
+            let options = rules::options(row, 24)?;
             let (name, attnum) = (text(7)?, row.get::<i16>(8)?);
             let column = if attnum.is_some() { quote_identifier(&name) } else { format!("({name})") };
-            let type_oid = row.get(9)?.unwrap_or_default();
+            let type_oid = row.get::<Oid>(9)?.ok_or_else(|| TtlError::CannotExpireNow(name.clone()))?;
             let source = Source::of_type(access::base_type(type_oid).to_u32(), options.unit.as_deref())?
                 .ok_or_else(|| TtlError::CannotExpireNow(name.clone()))?;
-            let expiry = self.expiry(source, column.clone(), &options);
+            let typmod = row.get::<i32>(22)?.unwrap_or(-1);
+            let expiry = self.expiry(source, column.clone(), &options).with_precision(source.precision(typmod));
             let mark = match (row.get::<String>(10)?, row.get::<Oid>(11)?) {
                 (Some(name), Some(type_oid)) => {
                     let mark = Mark::of_type(access::base_type(type_oid).to_u32());
@@ -246,6 +259,8 @@ impl Catalog {
                 attnum,
                 type_oid,
                 type_name: text(21)?,
+                typmod,
+                is_partitioned: row.get(23)?.unwrap_or_default(),
                 not_null: row.get(19)?.unwrap_or_default(),
                 is_writable: row.get(20)?.unwrap_or_default(),
                 expiry,

@@ -19,6 +19,8 @@ pub struct Checked {
     pub immutable: bool,
     /// The type of its value.
     pub type_oid: pg_sys::Oid,
+    /// Whether it is nothing but a column.
+    pub is_column: bool,
 }
 
 /// What an expression is for.
@@ -59,8 +61,8 @@ pub fn check(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked
         return Err(TtlError::Volatile(purpose));
     }
     // SAFETY: `node` is an analyzed expression.
-    let type_oid = unsafe { pg_sys::exprType(node) };
-    Ok(Checked { sql: relation.deparse(node), attnums, immutable: !mutable, type_oid })
+    let (type_oid, is_column) = unsafe { (pg_sys::exprType(node), (*node).type_ == pg_sys::NodeTag::T_Var) };
+    Ok(Checked { sql: relation.deparse(node), attnums, immutable: !mutable, type_oid, is_column })
 }
 
 /// Whether a text is no more than a name, or not even an expression: then it can only have been meant as a column's name.

@@ -37,6 +37,8 @@ impl<K: Eq + Hash + Clone, V> Memo<K, V> {
 
     /// What is remembered under a key.
     pub fn get(&self, key: &K) -> Option<Rc<V>> {
+        // SAFETY: hears of what other sessions have committed, which happens at other times by itself.
+        unsafe { pg_sys::AcceptInvalidationMessages() };
         self.forget_changed();
         self.entries.borrow().get(key).map(|(_, value)| Rc::clone(value))
     }

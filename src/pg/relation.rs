@@ -13,6 +13,7 @@ pub struct Shape {
     /// Whether it is a partition or child of another relation: one that was detached is not swept on.
     has_parent: bool,
     owner: pg_sys::Oid,
+    is_heap: bool,
     has_triggers: bool,
     /// Whether a DELETE does more than remove rows, or not all of them: by a trigger, a rule or a policy.
     has_side_effects: bool,
@@ -27,6 +28,11 @@ impl Shape {
 
     pub fn owner(&self) -> pg_sys::Oid {
         self.owner
+    }
+
+    /// Whether its rows are in a heap of its own.
+    pub fn is_heap(&self) -> bool {
+        self.is_heap
     }
 
     /// Whether it has triggers, those of foreign keys included.
@@ -97,6 +103,7 @@ pub fn lock(relid: pg_sys::Oid, lock: Lock) -> Option<Shape> {
             name: text(&form.relname),
             has_parent,
             owner: form.relowner,
+            is_heap: form.relam == pg_sys::HEAP_TABLE_AM_OID,
             has_triggers: form.relhastriggers,
             has_side_effects: has_delete_triggers(relation) || form.relhasrules || form.relforcerowsecurity,
             columns,

@@ -79,6 +79,9 @@ pub fn enable_touch(relid: Oid, column: Option<&str>) -> Result<bool, TtlError> 
     let catalog = Catalog::open()?;
     let rule = row::rule_of(&catalog, relid, column)?;
     row::check_touch(&rule)?;
+    if rule.has_children && !rule.is_partitioned {
+        return Err(TtlError::TouchOfChildren(table.name));
+    }
     if table.touch_triggers(Some(rule.id))?.is_empty() {
         let create = format!(
             "CREATE TRIGGER ttl_touch_{id} BEFORE UPDATE ON {} FOR EACH ROW EXECUTE FUNCTION {}('{id}')",

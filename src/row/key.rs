@@ -61,6 +61,7 @@ pub fn primary_key(rule: &Rule) -> Result<Vec<KeyColumn>, TtlError> {
                JOIN pg_type t ON t.oid = a.atttypid
                JOIN pg_namespace tn ON tn.oid = t.typnamespace
                JOIN pg_opclass c ON c.oid = k.opclass
+               JOIN pg_am am ON am.oid = c.opcmethod AND am.amname = 'btree'
                JOIN pg_amop m ON m.amopfamily = c.opcfamily AND m.amopstrategy = 3
                              AND m.amoplefttype = c.opcintype AND m.amoprighttype = c.opcintype
                JOIN pg_operator o ON o.oid = m.amopopr

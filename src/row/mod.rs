@@ -18,6 +18,8 @@ use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::prelude::*;
+use std::cell::Cell;
+use std::ffi::CString;
 use std::rc::Rc;
 
 /// Under which condition a new expiry is set, as Redis has it.
@@ -68,8 +70,8 @@ struct Prepared {
     plan: Plan,
     key: Vec<KeyColumn>,
     table: String,
-    /// The table's owner, if the statement runs words of his: a filter, or an expression.
-    code_of: Option<Oid>,
+    rule_id: i64,
+    code: OwnersCode,
 }
 
 type MemoKey = (Oid, Option<String>, Operation);
@@ -83,13 +85,7 @@ pub fn get(row: &Row<'_>) -> Result<f64, TtlError> {
     const GONE: f64 = -2.0;
     let prepared = prepared(row, Operation::Get)?;
     let mut arguments = prepared.arguments(row, &[])?;
-    // Whoever may read all of the table need not lend his rights to its owner's filter or expression.
-    let (_, seconds) = match prepared.code_of {
-        Some(owner) if access::may_read_all(row.relid) => {
-            identity::sandboxed_as(owner, || prepared.plan.call(&mut arguments))
-        }
-        _ => prepared.plan.call(&mut arguments),
-    };
+    let (_, seconds) = prepared.code.run(row.relid, || prepared.plan.call(&mut arguments));
     Ok(seconds.unwrap_or(GONE))
 }
 
@@ -122,8 +118,64 @@ pub fn persist(row: &Row<'_>) -> Result<bool, TtlError> {
 
 fn change(row: &Row<'_>, operation: Operation, arguments: &[Datum]) -> Result<bool, TtlError> {
     let prepared = prepared(row, operation)?;
-    let (changed, _) = prepared.plan.call::<f64>(&mut prepared.arguments(row, arguments)?);
+    let mut arguments = prepared.arguments(row, arguments)?;
+    let _setting = Setting::begin(prepared.rule_id);
+    let (changed, _) = prepared.code.in_time_zone(|| prepared.plan.call::<f64>(&mut arguments));
     Ok(changed > 0)
+}
+
+thread_local! {
+    static SETTING: Cell<Option<i64>> = const { Cell::new(None) };
+}
+
+/// Whether this session is just giving a row of the rule another expiry: then that is the one it gets.
+pub fn is_setting(rule_id: i64) -> bool {
+    SETTING.get() == Some(rule_id)
+}
+
+/// True to its name while it is there, also when it goes because of an error.
+struct Setting {
+    outer: Option<i64>,
+}
+
+impl Setting {
+    fn begin(rule_id: i64) -> Self {
+        Self { outer: SETTING.replace(Some(rule_id)) }
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        SETTING.set(self.outer);
+    }
+}
+
+/// What a statement runs that the table's owner wrote: a filter, or an expression.
+struct OwnersCode(Option<(Oid, CString)>);
+
+impl OwnersCode {
+    fn of(rule: &Rule) -> Self {
+        let has_code = rule.options.filter.is_some() || rule.attnum.is_none();
+        Self(has_code.then(|| (rule.owner, CString::new(rule.options.time_zone.as_str()).unwrap_or_default())))
+    }
+
+    /// Reads a row, or plans to. Whoever may read all of the table need not lend his rights to its owner's code.
+    fn run<T>(&self, relid: Oid, work: impl FnOnce() -> T) -> T {
+        match &self.0 {
+            Some((owner, _)) if access::may_read_all(relid) => {
+                identity::sandboxed_as(*owner, || self.in_time_zone(work))
+            }
+            _ => self.in_time_zone(work),
+        }
+    }
+
+    /// The code decides as it does in a sweep.
+    fn in_time_zone<T>(&self, work: impl FnOnce() -> T) -> T {
+        match &self.0 {
+            Some((_, zone)) => identity::with_settings(&[(c"TimeZone", zone)], work),
+            None => work(),
+        }
+    }
 }
 
 impl Prepared {
@@ -147,8 +199,7 @@ fn prepared(row: &Row<'_>, operation: Operation) -> Result<Rc<Prepared>, TtlErro
                 let rule = rule_of(&catalog, row.relid, row.column)?;
                 let key = key::primary_key(&rule)?;
                 let sql = statement::of(&rule, &key, operation)?;
-                let has_code = rule.options.filter.is_some() || rule.attnum.is_none();
-                let code_of = has_code.then_some(rule.owner);
+                let code = OwnersCode::of(&rule);
                 let mut types = vec![pg_sys::TIMESTAMPTZOID];
                 types.extend_from_slice(match operation {
                     Operation::Set(_) => &[pg_sys::INTERVALOID, pg_sys::INTERVALOID],
@@ -156,10 +207,13 @@ fn prepared(row: &Row<'_>, operation: Operation) -> Result<Rc<Prepared>, TtlErro
                     _ => &[],
                 });
                 types.resize(types.len() + key.len(), pg_sys::TEXTOID);
-                Ok((
-                    [row.relid, catalog.relid],
-                    Prepared { plan: Plan::new(&sql, &mut types), key, table: rule.table, code_of },
-                ))
+                // Planning runs code, too: what it can tell from constants alone.
+                let plan = match operation {
+                    Operation::Get => code.run(row.relid, || Plan::new(&sql, &mut types)),
+                    _ => code.in_time_zone(|| Plan::new(&sql, &mut types)),
+                };
+                let prepared = Prepared { plan, key, table: rule.table, rule_id: rule.id, code };
+                Ok(([row.relid, catalog.relid], prepared))
             }),
         }
     })

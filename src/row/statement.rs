@@ -4,6 +4,7 @@ use super::key::KeyColumn;
 use super::{Mode, Operation};
 use crate::catalog::Rule;
 use crate::error::TtlError;
+use crate::rule::sql;
 
 const PRESENT: &str = "$1";
 
@@ -26,11 +27,11 @@ pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation) -> Result<String
     if operation == Operation::Get {
         return Ok(format!(
             "SELECT CASE WHEN {gone} THEN -2 WHEN {endless} THEN -1
-                         ELSE greatest(extract(epoch FROM {ends} - {PRESENT})::double precision, 0)
+                         ELSE greatest(extract(epoch FROM {left})::double precision, 0::double precision)
                     END
              FROM {table} WHERE {row}",
             gone = gone(rule),
-            ends = expiry.ends(),
+            left = sql::operation(&expiry.ends(), "-", PRESENT),
             table = rule.table,
         ));
     }
@@ -54,8 +55,8 @@ pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation) -> Result<String
         Mode::Always => "true".to_owned(),
         Mode::Nx => endless,
         Mode::Xx => format!("NOT {endless}"),
-        Mode::Gt => format!("CASE WHEN {endless} THEN false ELSE {} < {target} END", expiry.ends()),
-        Mode::Lt => format!("CASE WHEN {endless} THEN true ELSE {} > {target} END", expiry.ends()),
+        Mode::Gt => format!("CASE WHEN {endless} THEN false ELSE {} END", sql::operation(&expiry.ends(), "<", &target)),
+        Mode::Lt => format!("CASE WHEN {endless} THEN true ELSE {} END", sql::operation(&expiry.ends(), ">", &target)),
     };
     Ok(format!(
         "UPDATE {table} SET {column} = {value} WHERE {row} AND NOT {gone} AND {condition}",

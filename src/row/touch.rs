@@ -14,6 +14,8 @@ use std::rc::Rc;
 struct Touch {
     column: String,
     type_oid: Oid,
+    /// Whether every instant is a value of the column.
+    is_plain_instant: bool,
     /// From the present and the value that is there to the one that belongs there. Nothing for a row that never expires.
     restart: Plan,
 }
@@ -26,7 +28,7 @@ thread_local! {
 /// What a sweep does to a row is no use of it. A trigger whose rule is gone does nothing.
 pub fn touched(update: &Update<'_>) -> Result<Datum, TtlError> {
     let rule_id = update.argument().and_then(|id| id.parse().ok()).ok_or(TtlError::NotATouchTrigger)?;
-    if sweep::is_under_way() {
+    if sweep::is_under_way_in(update.relid()) || super::is_setting(rule_id) {
         return Ok(update.row());
     }
     let touch = touch_of(rule_id, update.relid())?;
@@ -61,19 +63,23 @@ impl Touch {
         if !rule.expiry.has_ttl() {
             return Err(TtlError::NoClock(rule.name.clone()));
         }
-        let fresh = rule.expiry.value_to_begin("$1").filter(|_| rule.is_writable);
+        // A cast would cut off what does not fit.
+        let room = usize::try_from(rule.typmod - 4).unwrap_or(usize::MAX);
+        let fits = rule.expiry.source().text_length().is_none_or(|length| length <= room);
+        let fresh = rule.expiry.value_to_begin("$1").filter(|_| rule.is_writable && fits);
         let fresh = fresh.ok_or_else(|| TtlError::NotWritable(rule.name.clone()))?;
         let endless = rule.expiry.of_value("$2").is_endless();
         let sql = format!("SELECT CAST({fresh} AS {}) WHERE NOT {endless}", rule.type_name);
         let restart = Plan::new(&sql, &mut [pg_sys::TIMESTAMPTZOID, rule.type_oid]);
-        Ok(Self { column: rule.name.clone(), type_oid: rule.type_oid, restart })
+        let is_plain_instant = rule.type_oid == pg_sys::TIMESTAMPTZOID && rule.typmod < 0;
+        Ok(Self { column: rule.name.clone(), type_oid: rule.type_oid, is_plain_instant, restart })
     }
 
     /// The value that belongs into the column instead of `value`.
     fn restart(&self, value: Datum) -> Option<Datum> {
         let present = i64::from(clock_timestamp());
         // The usual kind of column needs no SQL for that.
-        if self.type_oid == pg_sys::TIMESTAMPTZOID {
+        if self.is_plain_instant {
             let is_finite = ![i64::MIN, i64::MAX].contains(&(value.value() as i64));
             return is_finite.then(|| Datum::from(present));
         }

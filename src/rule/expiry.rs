@@ -1,5 +1,6 @@
 //! When the rows of a rule expire, as SQL.
 
+use super::sql::operation;
 use super::{Source, Ttl};
 
 /// A value in every row, what it is, and how long a row lives from there.
@@ -13,12 +14,19 @@ pub struct Expiry {
     zone: String,
     /// The quoted schema of our functions.
     functions: String,
+    /// Digits behind the point that the column keeps, if not all.
+    precision: Option<u32>,
 }
 
 impl Expiry {
     pub fn new(source: Source, value: String, ttl: Ttl, time_zone: &str, functions: &str) -> Self {
         let zone = format!("'{}'", time_zone.replace('\'', "''"));
-        Self { source, value, ttl, zone, functions: functions.to_owned() }
+        Self { source, value, ttl, zone, functions: functions.to_owned(), precision: None }
+    }
+
+    /// The same for a column that keeps so many digits behind the point.
+    pub fn with_precision(self, precision: Option<u32>) -> Self {
+        Self { precision, ..self }
     }
 
     pub fn source(&self) -> Source {
@@ -33,7 +41,8 @@ impl Expiry {
     /// An instant a while after another: months and days by the calendar of the rule's time zone, the rest by the clock.
     pub fn later(&self, instant: &str, calendar: &str, clock: &str) -> String {
         let zone = &self.zone;
-        format!("((({instant} AT TIME ZONE {zone}) + {calendar}) AT TIME ZONE {zone} + {clock})")
+        let local = operation(&format!("({instant} AT TIME ZONE {zone})"), "+", calendar);
+        operation(&format!("({local} AT TIME ZONE {zone})"), "+", clock)
     }
 
     /// What is compared with the cutoff, sorted by and indexed.
@@ -43,14 +52,14 @@ impl Expiry {
 
     /// What holds for a row that has expired, its parts in parentheses; `cutoff` is a constant of the type compared.
     pub fn has_expired(&self, cutoff: &str) -> Vec<String> {
-        let mut conditions = vec![format!("({} <= {cutoff})", self.compared())];
+        let mut conditions = vec![operation(&self.compared(), "<=", cutoff)];
         conditions.extend(self.source.guard(&self.value, &self.functions));
         conditions
     }
 
     /// The condition under which a row never expires.
     pub fn is_endless(&self) -> String {
-        format!("coalesce({} >= 'infinity', true)", self.instant())
+        format!("coalesce({}, true)", operation(&self.instant(), ">=", "'infinity'::timestamptz"))
     }
 
     /// The value of a row, as an instant.
@@ -85,9 +94,10 @@ impl Expiry {
     /// first, the local cutoff would let rows expire that are read as later: it is taken back by the difference.
     pub fn cutoff_at(&self, present: &str) -> String {
         let zone = &self.zone;
-        let instant = format!("({})", self.ttl.before(present, zone));
+        let instant = self.ttl.before(present, zone);
         let local = format!("({instant} AT TIME ZONE {zone})");
-        let safe = format!("({local} - greatest({local} AT TIME ZONE {zone} - {instant}, interval '0'))");
+        let early = operation(&format!("({local} AT TIME ZONE {zone})"), "-", &instant);
+        let safe = operation(&local, "-", &format!("greatest({early}, interval '0')"));
         self.source.bound(&instant, &safe)
     }
 
@@ -99,33 +109,40 @@ impl Expiry {
     /// not end too early.
     pub fn value_to_end(&self, instant: &str) -> Option<String> {
         if self.ttl.is_of_fixed_length() {
-            let begins = format!("({})", self.ttl.before(instant, &self.zone));
-            return self.source.stored(&begins, &self.zone, &self.functions);
+            return self.stored(&self.ttl.before(instant, &self.zone));
         }
         let zone = &self.zone;
-        let stored = self.source.stored("chosen", zone, &self.functions)?;
+        let stored = self.stored("chosen")?;
         let midnight_after = |instant: &str| {
-            format!("(date_trunc('day', ({instant}) AT TIME ZONE {zone}) + interval '1 day') AT TIME ZONE {zone}")
+            let midnight = format!("pg_catalog.date_trunc('day'::text, {instant} AT TIME ZONE {zone})");
+            format!("({} AT TIME ZONE {zone})", operation(&midnight, "+", "interval '1 day'"))
         };
+        let later = operation("begins", "+", "missing");
         Some(format!(
             "(SELECT {stored}
-              FROM (SELECT min(tried) AS chosen
+              FROM (SELECT pg_catalog.min(tried) AS chosen
                     FROM (SELECT {instant} AS target) AS asked,
                          LATERAL (SELECT {begins} AS begins) AS back,
-                         LATERAL (SELECT target - ({ends}) AS missing) AS forth,
-                         LATERAL unnest(ARRAY[begins, begins + missing, {soon}, {later}, begins + interval '4 days']) AS tried
-                    WHERE tried >= begins AND {tried_ends} >= target) AS first)",
+                         LATERAL (SELECT {missing} AS missing) AS forth,
+                         LATERAL pg_catalog.unnest(ARRAY[begins, {later}, {midnight}, {later_midnight}, {last}]) AS tried
+                    WHERE {goes_on} AND {is_enough}) AS first)",
             begins = self.ttl.before("target", zone),
-            ends = self.ttl.after("begins", zone),
-            soon = midnight_after("begins"),
-            later = midnight_after("begins + missing"),
-            tried_ends = self.ttl.after("tried", zone),
+            missing = operation("target", "-", &self.ttl.after("begins", zone)),
+            midnight = midnight_after("begins"),
+            later_midnight = midnight_after(&later),
+            last = operation("begins", "+", "interval '4 days'"),
+            goes_on = operation("tried", ">=", "begins"),
+            is_enough = operation(&self.ttl.after("tried", zone), ">=", "target"),
         ))
     }
 
     /// The value of a row whose time begins at `instant`.
     pub fn value_to_begin(&self, instant: &str) -> Option<String> {
-        self.source.stored(instant, &self.zone, &self.functions)
+        self.stored(instant)
+    }
+
+    fn stored(&self, instant: &str) -> Option<String> {
+        self.source.stored(instant, &self.zone, &self.functions, self.precision)
     }
 
     /// Whether rows live for a time of the rule's own, from the value on.
@@ -142,8 +159,9 @@ mod tests {
     fn a_column_is_compared_bare() {
         let ttl = Ttl::from_seconds(60).expect("a TTL");
         let expiry = Expiry::new(Source::TimestampTz, "at".into(), ttl, "UTC", "public");
-        assert_eq!(expiry.has_expired("$cutoff"), ["(at <= $cutoff)"]);
-        assert_eq!(expiry.value_to_end("$1").as_deref(), Some("($1 - interval '0:01:00')"));
+        assert_eq!(expiry.has_expired("$cutoff"), ["(at OPERATOR(pg_catalog.<=) $cutoff)"]);
+        let begins = "($1 OPERATOR(pg_catalog.-) interval '0:01:00')";
+        assert_eq!(expiry.value_to_end("$1").as_deref(), Some(begins));
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod mark;
 mod options;
 mod pg_type;
 mod source;
+pub mod sql;
 mod ttl;
 
 pub use expiry::Expiry;

@@ -2,6 +2,7 @@
 //! SQL is compared and indexed, with which constant, and what is written to give a row another expiry.
 
 use super::pg_type::*;
+use super::sql::operation;
 use super::{Invalid, Ttl};
 
 /// The kind of value a rule goes by.
@@ -70,8 +71,9 @@ impl Unit {
         }
     }
 
-    fn per_second(self) -> i128 {
-        1_000_000_000 / self.nanos()
+    /// So many of these as seconds, a `numeric`.
+    fn of(self, seconds: &str) -> String {
+        operation(seconds, "*", &format!("{}::numeric", 1_000_000_000 / self.nanos()))
     }
 }
 
@@ -127,7 +129,7 @@ impl Source {
     pub fn compared(self, value: &str, functions: &str) -> String {
         match self {
             Self::Text(notation) => notation.read(value, functions),
-            Self::Json(notation) => notation.read(&format!("({value} #>> '{{}}')"), functions),
+            Self::Json(notation) => notation.read(&operation(value, "#>>", "'{}'::text[]"), functions),
             _ => value.to_owned(),
         }
     }
@@ -152,7 +154,8 @@ impl Source {
     /// What else holds for a value that can expire at all.
     pub fn guard(self, value: &str, functions: &str) -> Option<String> {
         match self {
-            Self::Integer { .. } | Self::Numeric(_) => Some(format!("({value} > 0)")),
+            Self::Integer { .. } => Some(operation(value, ">", "0")),
+            Self::Numeric(_) => Some(operation(value, ">", "0::numeric")),
             Self::UuidV7 | Self::Ulid => Some(format!("({} IS NOT NULL)", self.instant(value, "", functions))),
             _ => None,
         }
@@ -170,11 +173,13 @@ impl Source {
             Self::TimestampTz | Self::Text(_) | Self::Json(_) => instant.to_owned(),
             Self::Timestamp => local.to_owned(),
             Self::Date => format!("({local})::date"),
-            Self::Integer { unit, .. } => format!("floor({epoch} * {})::bigint", unit.per_second()),
-            Self::Numeric(unit) => format!("({epoch} * {})", unit.per_second()),
+            Self::Integer { unit, .. } => format!("pg_catalog.floor({})::bigint", unit.of(&epoch)),
+            Self::Numeric(unit) => unit.of(&epoch),
             Self::UuidV7 | Self::Ulid => {
-                let millis = format!("least(greatest(floor({epoch} * 1000), 0), {MOST_MILLIS})::bigint");
-                format!("rpad(lpad(to_hex({millis}), 12, '0'), 32, 'f')::uuid")
+                let millis = format!("pg_catalog.floor({})", Unit::Millis.of(&epoch));
+                let millis = format!("least(greatest({millis}, 0::numeric), {MOST_MILLIS}::numeric)::bigint");
+                let digits = format!("pg_catalog.lpad(pg_catalog.to_hex({millis}), 12, '0'::text)");
+                format!("pg_catalog.rpad({digits}, 32, 'f'::text)::uuid")
             }
         }
     }
@@ -193,20 +198,54 @@ impl Source {
         }
     }
 
-    /// The value that stands for `instant`, or for the first one after it that the type can tell. `None` if it is not a
-    /// value that one can choose.
-    pub fn stored(self, instant: &str, zone: &str, functions: &str) -> Option<String> {
-        let units = |unit: Unit| format!("extract(epoch FROM {instant}) * {}", unit.per_second());
+    /// The value that stands for `instant`, or for the first one after it that the type can tell, with `precision` digits
+    /// behind the point if that is limited. `None` if it is not a value that one can choose.
+    pub fn stored(self, instant: &str, zone: &str, functions: &str, precision: Option<u32>) -> Option<String> {
+        let units = |unit: Unit| unit.of(&format!("extract(epoch FROM {instant})"));
+        let whole = |unit: Unit| format!("greatest(pg_catalog.ceil({}), 1::numeric)::bigint", units(unit));
         Some(match self {
-            Self::TimestampTz => instant.to_owned(),
-            Self::Timestamp => format!("({instant} AT TIME ZONE {zone})"),
-            Self::Date => format!("(({instant} AT TIME ZONE {zone}) - interval '1 microsecond')::date + 1"),
-            Self::Integer { unit, .. } => format!("greatest(ceil({}), 1)::bigint", units(unit)),
-            Self::Numeric(unit) => format!("greatest({}, 1)", units(unit)),
+            Self::TimestampTz => raised(instant, precision),
+            Self::Timestamp => raised(&format!("({instant} AT TIME ZONE {zone})"), precision),
+            Self::Date => {
+                let local = format!("({instant} AT TIME ZONE {zone})");
+                let day = operation(&local, "-", "interval '1 microsecond'");
+                operation(&format!("{day}::date"), "+", "1")
+            }
+            Self::Integer { unit, .. } => whole(unit),
+            Self::Numeric(unit) => {
+                let value = format!("greatest({}, 1::numeric)", units(unit));
+                match precision {
+                    None => value,
+                    Some(digits) => {
+                        let shift = format!("(10::numeric OPERATOR(pg_catalog.^) {digits}::numeric)");
+                        let shifted = operation(&value, "*", &shift);
+                        operation(&format!("pg_catalog.ceil({shifted})"), "/", &shift)
+                    }
+                }
+            }
             Self::Text(Notation::Rfc3339) => format!("{functions}.ttl_rfc3339({instant})"),
-            Self::Text(Notation::Unix(unit)) => format!("greatest(ceil({}), 1)::bigint::text", units(unit)),
+            Self::Text(Notation::Unix(unit)) => format!("{}::text", whole(unit)),
             Self::Json(_) | Self::UuidV7 | Self::Ulid => return None,
         })
+    }
+
+    /// The digits behind the point that a type modifier leaves, if it is about those.
+    pub fn precision(self, typmod: i32) -> Option<u32> {
+        match self {
+            Self::TimestampTz | Self::Timestamp => u32::try_from(typmod).ok(),
+            // The lower bits are the scale; one that is negative rounds in front of the point.
+            Self::Numeric(_) if typmod >= 4 => u32::try_from(((typmod - 4) & 0x7ff ^ 1024) - 1024).ok(),
+            _ => None,
+        }
+    }
+
+    /// How many characters a text needs that stands for an instant of these days.
+    pub fn text_length(self) -> Option<usize> {
+        match self {
+            Self::Text(Notation::Rfc3339) => Some("2026-11-16T05:00:00.000000Z".len()),
+            Self::Text(Notation::Unix(unit)) => Some(10 + (9 - unit.nanos().ilog10()) as usize),
+            _ => None,
+        }
     }
 
     /// A value other than NULL that never expires.
@@ -216,6 +255,17 @@ impl Source {
             Self::Integer { .. } | Self::Numeric(_) => Some("0"),
             Self::Text(_) => Some("''"),
             Self::Json(_) | Self::UuidV7 | Self::Ulid => None,
+        }
+    }
+}
+
+/// A timestamp that is not rounded down where its column keeps fewer digits of a second.
+fn raised(timestamp: &str, digits: Option<u32>) -> String {
+    match digits {
+        None | Some(6..) => timestamp.to_owned(),
+        Some(digits) => {
+            let less_than_half = 5 * 10_u32.pow(5 - digits) - 1;
+            operation(timestamp, "+", &format!("interval '0:00:00.{less_than_half:06}'"))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How long a row lives.
 
-use super::Invalid;
+use super::{Invalid, sql};
 use serde::{Serialize, Serializer};
 use std::fmt;
 
@@ -52,25 +52,26 @@ impl Ttl {
 
     /// SQL for the instant this long after `instant`, also SQL; the zone, a literal, says where days begin.
     pub fn after(self, instant: &str, zone: &str) -> String {
-        self.shift(instant, '+', zone)
+        self.shift(instant, "+", zone)
     }
 
     /// The same for the instant this long before.
     pub fn before(self, instant: &str, zone: &str) -> String {
-        self.shift(instant, '-', zone)
+        self.shift(instant, "-", zone)
     }
 
     /// As PostgreSQL adds an interval to a timestamptz, whatever the session's time zone: months and days by the calendar,
     /// then the rest by the clock.
-    fn shift(self, instant: &str, sign: char, zone: &str) -> String {
+    fn shift(self, instant: &str, sign: &str, zone: &str) -> String {
         let (months, days, micros) = self.fields();
         let mut shifted = instant.to_owned();
         if !self.is_of_fixed_length() {
             let calendar = format!("interval '{months} months {days} days'");
-            shifted = format!("(({instant} AT TIME ZONE {zone}) {sign} {calendar}) AT TIME ZONE {zone}");
+            let local = sql::operation(&format!("({instant} AT TIME ZONE {zone})"), sign, &calendar);
+            shifted = format!("({local} AT TIME ZONE {zone})");
         }
         if micros != 0 {
-            shifted = format!("{shifted} {sign} interval '{}'", Clock(micros));
+            shifted = sql::operation(&shifted, sign, &format!("interval '{}'", Clock(micros)));
         }
         shifted
     }
@@ -173,10 +174,10 @@ mod tests {
     fn calendar_units_are_shifted_in_the_time_zone_and_the_rest_by_the_clock() {
         let shifted = |months, days, micros| Ttl::new(months, days, micros).map(|ttl| ttl.before("t", "'UTC'"));
         assert_eq!(shifted(0, 0, 0), Ok("t".into()));
-        assert_eq!(shifted(0, 0, 3_661_000_001), Ok("t - interval '1:01:01.000001'".into()));
-        let days = "((t AT TIME ZONE 'UTC') - interval '0 months 2 days') AT TIME ZONE 'UTC'";
+        assert_eq!(shifted(0, 0, 3_661_000_001), Ok("(t OPERATOR(pg_catalog.-) interval '1:01:01.000001')".into()));
+        let days = "(((t AT TIME ZONE 'UTC') OPERATOR(pg_catalog.-) interval '0 months 2 days') AT TIME ZONE 'UTC')";
         assert_eq!(shifted(0, 2, 0), Ok(days.into()));
-        assert_eq!(shifted(0, 2, -1_000_000), Ok(format!("{days} - interval '-0:00:01'")));
+        assert_eq!(shifted(0, 2, -1_000_000), Ok(format!("({days} OPERATOR(pg_catalog.-) interval '-0:00:01')")));
     }
 
     #[test]

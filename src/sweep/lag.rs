@@ -14,7 +14,7 @@ pub fn of(rule: &Rule) -> Result<Option<Interval>, TtlError> {
         let cutoff = cutoff::of(rule)?;
         let mut queries = Vec::new();
         for leaf in leaf::find(rule, &cutoff.literal)?.sweepable {
-            let Some(leaf) = leaf.observe(rule) else { continue };
+            let Some(leaf) = leaf.observe(rule)? else { continue };
             let statements = Statements::new(rule, &cutoff.literal, &leaf.name);
             if Scan::begin(rule, &leaf, statements.clone())?.is_ordered() {
                 queries.push(format!("({})", statements.earliest()));

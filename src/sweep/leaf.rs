@@ -24,11 +24,14 @@ pub struct Leaves {
 
 impl Leaf {
     /// Takes down its present shape. `None` if it is not what the rule was loaded for any more.
-    pub fn observe(self, rule: &Rule) -> Option<Self> {
-        let shape = relation::lock(self.relid, Lock::Read)?;
+    pub fn observe(self, rule: &Rule) -> Result<Option<Self>, TtlError> {
+        let Some(shape) = relation::lock(self.relid, Lock::Read) else { return Ok(None) };
+        if !shape.is_heap() {
+            return Err(TtlError::NotAHeap(self.name));
+        }
         // Under its old name there may be another table by now. What became of columns, the rule's version tells.
         let is_same = shape.owner() == rule.owner && shape.qualified_name() == self.name;
-        is_same.then_some(Self { shape: Some(shape), ..self })
+        Ok(is_same.then_some(Self { shape: Some(shape), ..self }))
     }
 
     /// Statements name the relation and its columns, and are planned anew when something changes: were a name to mean

@@ -24,6 +24,7 @@ use leaf::{Leaf, Leaves};
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::datum::datetime_support::clock_timestamp;
+use pgrx::pg_sys::Oid;
 use scan::Scan;
 use statement::Statements;
 use std::cell::Cell;
@@ -196,7 +197,7 @@ impl Sweep {
                 let remover = work.remover.get_or_insert_with(|| Remover::new(statements, leaf.plain_heap(rule)));
                 // The table's own lock is held: what is waited for now is behind a cascade or a trigger, and blocks one
                 // row, not the sweep.
-                let _under_way = UnderWay::begin();
+                let _under_way = UnderWay::begin(leaf.relid);
                 Ok(identity::with_settings(&[(c"lock_timeout", c"100ms")], || change(remover)))
             })?;
             if done.removed > 0 {
@@ -251,27 +252,28 @@ impl Sweep {
 }
 
 thread_local! {
-    static UNDER_WAY: Cell<bool> = const { Cell::new(false) };
+    static UNDER_WAY: Cell<Option<Oid>> = const { Cell::new(None) };
 }
 
-/// Whether what happens to a row now is a sweep's doing.
-pub fn is_under_way() -> bool {
-    UNDER_WAY.get()
+/// Whether what happens to the rows of a relation now is a sweep's doing.
+pub fn is_under_way_in(relid: Oid) -> bool {
+    UNDER_WAY.get() == Some(relid)
 }
 
-/// True to its name while it is there, also when it goes because of an error.
-struct UnderWay;
+/// True to its name while it is there, also when it goes because of an error. Triggers may begin another.
+struct UnderWay {
+    outer: Option<Oid>,
+}
 
 impl UnderWay {
-    fn begin() -> Self {
-        UNDER_WAY.set(true);
-        Self
+    fn begin(relid: Oid) -> Self {
+        Self { outer: UNDER_WAY.replace(Some(relid)) }
     }
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        UNDER_WAY.set(false);
+        UNDER_WAY.set(self.outer);
     }
 }
 
@@ -323,7 +325,7 @@ fn lock_timeout() -> CString {
 /// Looks at a leaf before anything is done to it. `None` if it has changed.
 fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf) -> Result<Option<Work>, TtlError> {
     in_sandbox(rule, || {
-        let Some(leaf) = leaf.observe(rule) else { return Ok(None) };
+        let Some(leaf) = leaf.observe(rule)? else { return Ok(None) };
         let statements = Statements::new(rule, cutoff, &leaf.name);
         let scan = Scan::begin(rule, &leaf, statements.clone())?;
         Ok(Some(Work { leaf, scan, statements, remover: None, found: VecDeque::new() }))

@@ -37,7 +37,7 @@ pub fn of(rule: &Rule) -> Result<Preview, TtlError> {
         preview.blockers.extend(leaves.skipped);
         let (mut by_index, mut by_blocks) = (0, 0);
         for leaf in leaves.sweepable {
-            let Some(leaf) = leaf.observe(rule) else { continue };
+            let Some(leaf) = leaf.observe(rule)? else { continue };
             let statements = Statements::new(rule, &cutoff.literal, &leaf.name);
             *(if Scan::begin(rule, &leaf, statements.clone())?.is_ordered() {
                 &mut by_index

@@ -202,3 +202,63 @@ fn triggers_of_others_behind_a_cascade_do_not_run_with_the_owners_rights() {
     assert_eq!(db.get("SELECT ttl_runner('parent')"), "1");
     assert_eq!(db.get("SELECT who FROM seen"), mallory, "the cascade itself runs as the child's owner");
 }
+
+#[test]
+fn what_is_only_planned_or_read_again_does_not_run_as_somebody_else() {
+    let mut trap = Trap::set();
+    let owner = trap.owner.clone();
+    trap.db.session(&owner).run(
+        "CREATE FUNCTION constant() RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS
+             'BEGIN PERFORM public.spring(''constant''); RETURN true; END';
+         SELECT ttl_create_index('t', 'at', 60, filter => 'constant()'),
+                ttl_create_index('t', 'CASE WHEN constant() THEN at ELSE deleted END', 60, index_method => 'none')",
+    );
+    trap.db.run("TRUNCATE seen");
+    trap.db.run("SELECT ttl_get('t', '1', column_name) FROM ttl_summary");
+    trap.db.run("SELECT ttl_pause('t', column_name), ttl_resume('t', column_name) FROM ttl_summary");
+    trap.db.run("SELECT ttl_alter_index('t', column_name, batch_size => 7) FROM ttl_summary");
+    trap.db.run("SELECT expired_rows FROM ttl_preview('t')");
+    trap.db.run("SELECT ttl_drop_index('t', column_name) FROM ttl_summary");
+    let seen = format!("SELECT DISTINCT how, replace(who, '{owner}', 'owner') FROM seen ORDER BY 1, 2");
+    assert_eq!(trap.db.get(&seen), "constant|owner");
+}
+
+#[test]
+fn operators_of_others_in_the_search_path_are_not_called() {
+    let mut db = Database::new();
+    let mallory = db.role("mallory");
+    db.run(
+        "SELECT ttl_stop_worker();
+         CREATE TABLE t (id int PRIMARY KEY, n numeric, b bigint, x text, j jsonb, u uuid, at timestamptz, l timestamp, d date);
+         INSERT INTO t VALUES (1, 5000000000, 5000000000, '2100-01-01T00:00:00Z', '{\"at\": \"2100-01-01T00:00:00Z\"}', gen_random_uuid(), now(), now(), now());
+         SELECT ttl_create_index('t', 'n', 60, unit => 's'), ttl_create_index('t', 'b', interval '1 month', unit => 's'),
+                ttl_create_index('t', 'x', 60), ttl_create_index('t', 'j', 60), ttl_create_index('t', 'u', 60),
+                ttl_create_index('t', 'at', interval '2 days'), ttl_create_index('t', 'l', 60), ttl_create_index('t', 'd', interval '1 month');
+         SELECT ttl_enable_touch('t', c) FROM unnest('{n,b,x,at,l,d}'::text[]) c; CREATE TABLE seen (who text)",
+    );
+    db.run("GRANT INSERT ON seen TO PUBLIC");
+    // Every pair of types that the statements combine, in every operator that they use.
+    db.session(&mallory).run(
+        "DO $do$ DECLARE o text; l text; r text; BEGIN
+             FOREACH o IN ARRAY '{*,+,-,<,<=,>,>=,#>>,^,/}'::text[] LOOP
+                 FOREACH l IN ARRAY '{numeric,bigint,int,timestamptz,timestamp,date,interval,jsonb,text,uuid}'::text[] LOOP
+                     FOREACH r IN ARRAY '{numeric,bigint,int,timestamptz,timestamp,date,interval,jsonb,text,uuid}'::text[] LOOP
+                         EXECUTE format('CREATE FUNCTION spy_%s(a %s, b %s) RETURNS %s LANGUAGE plpgsql AS
+                             ''BEGIN INSERT INTO public.seen VALUES (current_user); RETURN NULL; END''', md5(o), l, r,
+                             CASE WHEN o IN ('<', '<=', '>', '>=') THEN 'boolean' ELSE l END);
+                         EXECUTE format('CREATE OPERATOR public.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = spy_%s)', o, l, r, md5(o));
+                     END LOOP;
+                 END LOOP;
+             END LOOP;
+         END $do$",
+    );
+    db.run("SELECT ttl_get('t', '1', c) FROM unnest('{n,b,x,j,u,at,l,d}'::text[]) c");
+    for column in ["n", "b", "x", "at", "l", "d"] {
+        for mode in ["always", "nx", "xx", "gt", "lt"] {
+            db.run(&format!("SELECT ttl_set('t', '1', '3 days', '{column}', '{mode}'), ttl_expire_at('t', '1', '2090-01-01', '{column}', '{mode}')"));
+        }
+        db.run(&format!("SELECT ttl_touch('t', '1', '{column}')"));
+    }
+    db.run("UPDATE t SET u = gen_random_uuid(); SELECT ttl_runner(); SELECT expired_rows, lag FROM ttl_preview('t') JOIN ttl_summary USING (column_name)");
+    assert_eq!(db.get("SELECT count(*) FROM seen"), "0");
+}

@@ -115,3 +115,30 @@ fn rules_follow_ddl_of_users_who_cannot_see_the_catalog() {
     session.run("DROP TABLE still_mine");
     assert_eq!(db.get(RULES), "");
 }
+
+#[test]
+fn a_table_that_is_altered_as_a_view_is_followed_too() {
+    let mut db = Database::new();
+    db.run(
+        "SELECT ttl_stop_worker(); CREATE TABLE t (a timestamptz, b timestamptz); INSERT INTO t VALUES (now(), '2020-01-01');
+         SELECT ttl_create_index('t', 'a', 60, soft_delete_column => 'b')",
+    );
+    db.run("ALTER VIEW t RENAME a TO x; ALTER VIEW t RENAME b TO a; ALTER VIEW t RENAME x TO b");
+    assert_eq!(db.get("SELECT column_name, soft_delete_column FROM ttl_summary"), "b|a");
+    db.run("CREATE TABLE other (n int); ALTER TABLE other ADD m int; DROP TABLE other");
+    assert_eq!(db.error("UPDATE ttl_index_table SET soft_delete_column = 'b'").code, "23514");
+}
+
+#[test]
+fn names_that_nobody_followed_remove_nothing() {
+    let mut db = Database::new();
+    db.run(
+        "SELECT ttl_stop_worker(); CREATE TABLE t (a timestamptz, b timestamptz); INSERT INTO t VALUES (now(), '2020-01-01');
+         SELECT ttl_create_index('t', 'a', 60); ALTER EVENT TRIGGER ttl_follow_alter DISABLE;
+         ALTER TABLE t RENAME a TO x; ALTER TABLE t RENAME b TO a; ALTER TABLE t RENAME x TO b",
+    );
+    // As if the rule had been loaded before: its row is as it was.
+    assert_eq!(db.get("SELECT column_name FROM ttl_index_table"), "a");
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "0");
+    assert_eq!(db.get("SELECT count(*) FROM t"), "1");
+}

@@ -444,3 +444,94 @@ fn a_trigger_on_a_column_of_another_type_does_no_harm() {
     assert_eq!(db.error("UPDATE other SET n = 1").code, "39P01");
     assert_eq!(db.error("UPDATE without SET n = 1").code, "39P01");
 }
+
+#[test]
+fn a_column_with_fewer_digits_is_rounded_up() {
+    for (kind, options) in [
+        ("timestamptz(0)", ""),
+        ("timestamp(3)", ", time_zone => 'Asia/Tokyo'"),
+        ("numeric(12,0)", ", unit => 's'"),
+        ("numeric(16,2)", ", unit => 's'"),
+    ] {
+        let mut db = table(kind, options, "2 seconds");
+        db.run("ALTER TABLE t ADD note text; SELECT ttl_enable_touch('t')");
+        for _ in 0..5 {
+            assert_eq!(
+                db.get(
+                    "SELECT ttl_expire_at('t', '1', clock_timestamp() + interval '1 hour'), ttl_get('t', '1') >= 3599.9"
+                ),
+                "t|t",
+                "{kind}"
+            );
+            assert_eq!(db.get("SELECT ttl_touch('t', '1'), ttl_get('t', '1') >= 1.9"), "t|t", "{kind}");
+            db.run("SELECT ttl_set('t', '1', '1.5 seconds'); UPDATE t SET note = 'used' WHERE id = 1");
+            assert_eq!(
+                db.get(
+                    "SELECT ttl_get('t', '1') >= 1.9, v::text = (v::{})::text FROM t WHERE id = 1"
+                        .replace("{}", kind)
+                        .as_str()
+                ),
+                "t|t",
+                "{kind}"
+            );
+        }
+    }
+    let mut db = table("varchar(20)", "", "1 hour");
+    assert_eq!(db.error("SELECT ttl_enable_touch('t')").code, "0A000");
+    assert_eq!(db.error("SELECT ttl_set('t', '1', '1 hour')").code, "22001");
+}
+
+#[test]
+fn what_is_set_stays_also_where_it_was_so_before() {
+    let mut db = table("date", "", "30 days");
+    db.run("SELECT ttl_enable_touch('t'), ttl_set('t', '1', '9 days 12 hours')");
+    db.run("SELECT ttl_set('t', '1', '9 days 12 hours'), ttl_set('t', '1', '9 days 12 hours')");
+    assert_eq!(db.get("SELECT ttl_get('t', '1') < 12 * 86400"), "t");
+}
+
+#[test]
+fn a_clock_is_restarted_by_triggers_of_a_sweep_of_another_table() {
+    let mut db = with(
+        "CREATE TABLE par (id int PRIMARY KEY, at timestamptz, n int DEFAULT 0); CREATE TABLE kid (par int, at timestamptz, gone boolean);
+         INSERT INTO par VALUES (1, now() - interval '50 minutes'); INSERT INTO kid VALUES (1, '2020-01-01'), (1, '2020-01-01');
+         CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+             'BEGIN UPDATE public.par SET n = n + 1 WHERE id = OLD.par; PERFORM public.ttl_runner(''public.par''); RETURN NULL; END';
+         CREATE TRIGGER note AFTER UPDATE ON kid FOR EACH ROW EXECUTE FUNCTION note();
+         SELECT ttl_create_index('par', 'at', interval '1 hour'), ttl_enable_touch('par'),
+                ttl_create_index('kid', 'at', interval '1 hour', soft_delete_column => 'gone'), ttl_enable_touch('kid')",
+    );
+    db.run("SELECT ttl_runner('kid')");
+    assert_eq!(db.get("SELECT ttl_get('par', '1') > 3500, n FROM par"), "t|2");
+    assert_eq!(db.get("SELECT count(*) FROM kid WHERE gone AND at < '2021-01-01'"), "2");
+}
+
+#[test]
+fn children_by_inheritance_have_no_sliding_expiry() {
+    let mut db = with(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz); CREATE TABLE u () INHERITS (t); SELECT ttl_create_index('t', 'at', 60)",
+    );
+    assert_eq!(db.error("SELECT ttl_enable_touch('t')").code, "0A000");
+}
+
+#[test]
+fn an_expression_is_read_in_the_rules_time_zone() {
+    let mut db = with(
+        "CREATE TABLE t (id int PRIMARY KEY, l timestamp); SET TimeZone = 'UTC';
+         INSERT INTO t VALUES (1, now() + interval '5 hours');
+         SELECT ttl_create_index('t', 'l::timestamptz', 0, time_zone => 'UTC', index_method => 'none')",
+    );
+    db.run("SET TimeZone = 'Asia/Tokyo'");
+    assert_eq!(db.get("SELECT round(ttl_get('t', '1') / 3600), ttl_runner('t')"), "5|0");
+}
+
+#[test]
+fn a_change_is_heard_of_within_a_transaction() {
+    let mut db = table("timestamptz", "", "1 hour");
+    db.run("UPDATE t SET v = now()");
+    let mut other = db.session("postgres");
+    let hours = "SELECT round(ttl_get('t', '1') / 3600)";
+    other.run("BEGIN");
+    assert_eq!(other.get(hours), "1");
+    db.run("UPDATE ttl_index_table SET expire_after = '7 hours'");
+    assert_eq!(other.get(hours), "7");
+}

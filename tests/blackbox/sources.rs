@@ -435,3 +435,42 @@ fn a_preview_of_many_rows_is_an_estimate() {
         "f|t|t"
     );
 }
+
+#[test]
+fn a_type_that_is_gone_stops_its_rule_and_no_other() {
+    let mut db = with(
+        "CREATE DOMAIN d AS timestamptz; CREATE TABLE t (at timestamptz); CREATE TABLE u (at timestamptz);
+         INSERT INTO t VALUES ('2020-01-01'); INSERT INTO u VALUES ('2020-01-01');
+         SELECT ttl_create_index('t', 'at::d', 3600, index_method => 'none'), ttl_create_index('u', 'at', 60);
+         ALTER DOMAIN d RENAME TO e",
+    );
+    db.run("SELECT ttl_runner()");
+    assert_eq!(db.get("SELECT count(*) FROM u"), "0");
+    assert_eq!(db.get("SELECT count(*) FROM ttl_summary"), "2");
+    db.run("UPDATE ttl_index_table SET expression_type = 'nothing' WHERE expression_type IS NOT NULL; INSERT INTO u VALUES ('2020-01-01')");
+    db.run("SELECT ttl_runner()");
+    assert_eq!(db.get("SELECT count(*) FROM u"), "0");
+    assert_eq!(db.get("SELECT left(last_error, 5) FROM ttl_summary WHERE table_name = 't'"), "42804");
+}
+
+#[test]
+fn an_expression_that_is_only_a_column_is_the_column() {
+    let mut db = with("CREATE TABLE t (at timestamptz)");
+    db.run("SELECT ttl_create_index('t', 'at', 60), ttl_create_index('t', 'at::timestamptz', 90)");
+    assert_eq!(db.get("SELECT column_name, expire_after_seconds FROM ttl_summary"), "at|90");
+    assert_eq!(db.get("SELECT ttl_drop_index('t', 'at')"), "t");
+}
+
+#[test]
+fn a_table_that_left_the_heap_is_left_alone() {
+    let mut db = with(
+        "CREATE ACCESS METHOD heap2 TYPE TABLE HANDLER heap_tableam_handler; CREATE TABLE t (at timestamptz);
+         INSERT INTO t VALUES ('2020-01-01'); SELECT ttl_create_index('t', 'at', 60)",
+    );
+    // Versions without SET ACCESS METHOD get there by a new table under the rule's number.
+    if db.get("SELECT current_setting('server_version_num')::int >= 150000") == "t" {
+        db.run("ALTER TABLE t SET ACCESS METHOD heap2");
+        assert_eq!(db.error("SELECT ttl_runner('t')").code, "0A000");
+        assert_eq!(db.get("SELECT count(*) FROM t"), "1");
+    }
+}
