@@ -30,6 +30,7 @@ CREATE TABLE ttl_index_table (
     time_zone                  text NOT NULL,
     unit                       text CHECK (unit IN ('s', 'ms', 'us', 'ns', 'ulid')),
     index_method               text NOT NULL DEFAULT 'btree' CHECK (index_method IN ('btree', 'brin', 'none')),
+    hide_expired               boolean NOT NULL DEFAULT false,
     index_name                 text,
     index_created_by_extension boolean NOT NULL DEFAULT false,
     created_at                 timestamptz NOT NULL DEFAULT now(),
@@ -177,7 +178,7 @@ $$;
 
 CREATE TRIGGER ttl_count_version
     BEFORE UPDATE OF schema_name, table_name, column_name, expire_after, active, batch_size, soft_delete_column, filter,
-                     filter_columns, expression_columns, expression_type, time_zone, unit, index_method, index_name
+                     filter_columns, expression_columns, expression_type, time_zone, unit, index_method, hide_expired, index_name
     ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_count_version();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_count_version;
 

@@ -27,7 +27,8 @@ CREATE FUNCTION ttl_summary() RETURNS TABLE (
     filter text,
     time_zone text,
     index_method text,
-    unit text
+    unit text,
+    hide_expired boolean
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -44,7 +45,7 @@ AS $$
            CASE WHEN t.active THEN greatest(@extschema@.ttl_next_pass(), t.retry_at) END,
            t.last_error_code || ': ' || t.last_error, t.last_error_at, t.consecutive_failures, t.last_duration,
            t.blocked_rows, @extschema@.ttl_lag(t.id), t.locked_rows, t.skipped_parts,
-           t.expire_after, t.filter, t.time_zone, t.index_method, t.unit
+           t.expire_after, t.filter, t.time_zone, t.index_method, t.unit, t.hide_expired
     FROM @extschema@.ttl_index_table t
     ORDER BY t.schema_name, t.table_name, t.column_name
 $$;

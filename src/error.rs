@@ -57,8 +57,12 @@ pub enum TtlError {
     Mode(String),
     #[error("expires_at must be finite")]
     InfiniteInstant,
-    #[error("ttl_touch_row is for triggers that ttl_enable_touch makes")]
-    NotATouchTrigger,
+    #[error("the function is for triggers that pg_ttl_index makes")]
+    NotOurTrigger,
+    #[error("hide_expired needs the library in every session")]
+    NotLoaded,
+    #[error("hide_expired needs a filter and an expression of PostgreSQL's own functions")]
+    HiddenByCode,
     #[error("expire_after and expire_after_seconds must not be given together")]
     TwoExpiries,
     #[error("option \"{0}\" must not be both given and reset")]
@@ -110,15 +114,16 @@ impl TtlError {
             | Self::Subquery(_)
             | Self::WholeRow(_)
             | Self::NotWritable(_)
-            | Self::TouchOfChildren(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            | Self::TouchOfChildren(_)
+            | Self::HiddenByCode => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Self::UnknownColumn { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
             Self::CannotExpire { .. } | Self::CannotMark { .. } | Self::CannotExpireNow(_) | Self::CannotMarkNow(_) => {
                 Code::ERRCODE_DATATYPE_MISMATCH
             }
             Self::MarkIsGenerated(_) => Code::ERRCODE_GENERATED_ALWAYS,
             Self::AmbiguousRule { .. } => Code::ERRCODE_AMBIGUOUS_COLUMN,
-            Self::NoClock(_) => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            Self::NotATouchTrigger => Code::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
+            Self::NoClock(_) | Self::NotLoaded => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Self::NotOurTrigger => Code::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
             Self::NoRule { .. } | Self::NoRules(_) | Self::NoPrimaryKey(_) | Self::NotInstalled => {
                 Code::ERRCODE_UNDEFINED_OBJECT
             }
@@ -150,7 +155,7 @@ impl TtlError {
             }
             Self::Invalid(Invalid::IndexMethod(_)) => Some("Use btree, brin or none.".into()),
             Self::Invalid(Invalid::Reset(_)) => {
-                Some("Options with a default are batch_size, soft_delete_column, filter, unit and index_method.".into())
+                Some("Options with a default are batch_size, soft_delete_column, filter, unit, index_method and hide_expired.".into())
             }
             Self::NotATable { .. } => Some("TTL rules stand on tables and partitioned tables.".into()),
             Self::TemporaryTable => Some("A temporary table is invisible to the background worker.".into()),
@@ -171,6 +176,12 @@ impl TtlError {
             ),
             Self::NoClock(_) => Some("The column holds the instant of expiry itself; use ttl_set or ttl_expire_at.".into()),
             Self::TouchOfChildren(_) => Some("Use partitions instead of inheritance.".into()),
+            Self::NotLoaded => {
+                Some("Add pg_ttl_index to shared_preload_libraries, or to session_preload_libraries.".into())
+            }
+            Self::HiddenByCode => {
+                Some("They run in every query of the table, with the rights of whoever asks.".into())
+            }
             Self::Mode(_) => Some("Use always, nx, xx, gt or lt.".into()),
             Self::InfiniteInstant => Some("Use ttl_persist to have a row never expire.".into()),
             Self::NoRule { .. } | Self::NoRules(_) => Some("Register one with ttl_create_index.".into()),

@@ -1,6 +1,7 @@
 //! Every setting of the extension.
 
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+use crate::pg::planner;
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_guard};
 use std::ffi::CStr;
 use std::time::Duration;
 
@@ -21,7 +22,24 @@ static BATCH_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(300_000);
 /// Minutes that the history of a sweep is kept.
 static HISTORY_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(7 * 24 * 60);
 
+/// Whether this session sees what is hidden from others, if it may.
+static HIDE_EXPIRED: GucSetting<bool> = GucSetting::<bool>::new(true);
+
 pub fn init() {
+    // SAFETY: the hook has the type that PostgreSQL asks for.
+    unsafe {
+        GucRegistry::define_bool_guc_with_hooks(
+            c"pg_ttl_index.hide_expired",
+            c"Hides expired rows of tables whose rules say so.",
+            c"Only the owner of a table and superusers see its hidden rows when this is off.",
+            &HIDE_EXPIRED,
+            GucContext::Userset,
+            GucFlags::default(),
+            None,
+            Some(forget_plans),
+            None,
+        );
+    }
     GucRegistry::define_bool_guc(
         c"pg_ttl_index.enabled",
         c"Lets workers remove expired rows.",
@@ -122,4 +140,14 @@ pub fn batch_timeout_ms() -> i32 {
 
 pub fn history_retention() -> Duration {
     Duration::from_secs(u64::from(HISTORY_RETENTION.get().unsigned_abs()) * 60)
+}
+
+/// Plans that were made under the other value hide too much or too little.
+#[pg_guard]
+unsafe extern "C-unwind" fn forget_plans(_value: bool, _extra: *mut std::ffi::c_void) {
+    planner::forget_plans();
+}
+
+pub fn shows_expired() -> bool {
+    !HIDE_EXPIRED.get()
 }

@@ -12,6 +12,7 @@ mod registry;
 mod row;
 mod rule;
 mod sweep;
+mod visibility;
 mod worker;
 
 use pgrx::prelude::*;
@@ -36,6 +37,7 @@ pub extern "C-unwind" fn _PG_init() {
         return;
     }
     guc::init();
+    visibility::install();
     if pg::access::is_preloading() {
         pg::board::init();
         worker::register_launcher();

@@ -3,10 +3,11 @@
 use crate::error::TtlError;
 use crate::pg::access::refuse_if_read_only;
 use crate::pg::regclass::Regclass;
-use crate::pg::trigger::Update;
+use crate::pg::trigger::Change;
 use crate::registry;
 use crate::row::{self, Key, Mode, Row};
 use crate::rule::Invalid;
+use crate::visibility;
 use pgrx::datum::{Interval, JsonB, TimestampWithTimeZone};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
@@ -145,9 +146,26 @@ fn ttl_disable_touch(
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn ttl_touch_row(call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     // SAFETY: the call we are in.
-    let touched =
-        unsafe { Update::of(call) }.ok_or(TtlError::NotATouchTrigger).and_then(|update| row::touched(&update));
-    match touched {
+    unsafe { trigger(call, row::touched) }
+}
+
+/// The trigger of a table with hidden rows; its argument is the number of a rule. Declared in `sql/rows.sql`.
+#[pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn ttl_make_room(call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    // SAFETY: the call we are in.
+    unsafe { trigger(call, visibility::made_room) }
+}
+
+/// # Safety
+/// `call` is the call we are in.
+unsafe fn trigger(
+    call: pg_sys::FunctionCallInfo,
+    work: fn(&Change<'_>) -> Result<pg_sys::Datum, TtlError>,
+) -> pg_sys::Datum {
+    // SAFETY: as promised by the caller.
+    let change = unsafe { Change::of(call) };
+    match change.ok_or(TtlError::NotOurTrigger).and_then(|change| work(&change)) {
         Ok(row) => row,
         Err(error) => {
             ErrorReport::from(error).report(PgLogLevel::ERROR);
@@ -160,6 +178,11 @@ pub extern "C-unwind" fn ttl_touch_row(call: pg_sys::FunctionCallInfo) -> pg_sys
 #[unsafe(no_mangle)]
 pub extern "C" fn pg_finfo_ttl_touch_row() -> &'static pg_sys::Pg_finfo_record {
     &pg_sys::Pg_finfo_record { api_version: 1 }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pg_finfo_ttl_make_room() -> &'static pg_sys::Pg_finfo_record {
+    pg_finfo_ttl_touch_row()
 }
 
 fn set(row: Row<'_>, ttl: Option<Interval>, mode: Option<&str>) -> Result<bool, ErrorReport> {

@@ -23,9 +23,11 @@ fn ttl_create_index_seconds(
     time_zone: default!(Option<String>, "NULL"),
     index_method: default!(Option<String>, "NULL"),
     unit: default!(Option<String>, "NULL"),
+    hide_expired: default!(Option<bool>, "NULL"),
 ) -> Result<bool, ErrorReport> {
     let expire_after = expire_after_seconds.map(ttl_of_seconds).transpose()?;
-    let given = Given { expire_after, batch_size, soft_delete_column, filter, time_zone, unit, index_method };
+    let given =
+        Given { expire_after, batch_size, soft_delete_column, filter, time_zone, unit, index_method, hide_expired };
     create(table_name, column_name, given)
 }
 
@@ -42,9 +44,11 @@ fn ttl_create_index_interval(
     time_zone: default!(Option<String>, "NULL"),
     index_method: default!(Option<String>, "NULL"),
     unit: default!(Option<String>, "NULL"),
+    hide_expired: default!(Option<bool>, "NULL"),
 ) -> Result<bool, ErrorReport> {
     let expire_after = expire_after.map(ttl_of_interval).transpose()?;
-    let given = Given { expire_after, batch_size, soft_delete_column, filter, time_zone, unit, index_method };
+    let given =
+        Given { expire_after, batch_size, soft_delete_column, filter, time_zone, unit, index_method, hide_expired };
     create(table_name, column_name, given)
 }
 
@@ -62,6 +66,7 @@ fn ttl_alter_index(
     index_method: default!(Option<String>, "NULL"),
     expire_after_seconds: default!(Option<i32>, "NULL"),
     unit: default!(Option<String>, "NULL"),
+    hide_expired: default!(Option<bool>, "NULL"),
     reset: default!(Option<Vec<String>>, "NULL"),
 ) -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_alter_index()");
@@ -71,7 +76,8 @@ fn ttl_alter_index(
         (None, Some(seconds)) => Some(ttl_of_seconds(seconds)?),
         (None, None) => None,
     };
-    let given = Given { expire_after, batch_size, soft_delete_column, filter, time_zone, unit, index_method };
+    let given =
+        Given { expire_after, batch_size, soft_delete_column, filter, time_zone, unit, index_method, hide_expired };
     registry::alter(table(table_name)?, column(column_name)?, given, &reset.unwrap_or_default())?;
     Ok(true)
 }

@@ -48,10 +48,13 @@ fn ttl_wake() {
     process::at_commit(board::wake);
 }
 
-/// Has every session forget what it knows of the rules on a table, when this transaction commits.
+/// Has every session forget what it knows of the rules on a table, and plan its queries anew, when this transaction
+/// commits.
 #[pg_extern]
-fn ttl_forget(relid: Oid) {
-    memo::forget(relid);
+fn ttl_forget(relid: Oid) -> Result<(), ErrorReport> {
+    memo::forget(Catalog::open()?.relid);
+    memo::forget_tree(relid);
+    Ok(())
 }
 
 /// Sweeps under way in this database of rules the caller may see, by process.

@@ -26,13 +26,12 @@ pub struct Catalog {
 
 impl Catalog {
     pub fn open() -> Result<Self, TtlError> {
-        spi::read(
+        spi::peek(
             "SELECT quote_ident(n.nspname), c.relowner, c.oid
              FROM pg_extension e
              JOIN pg_namespace n ON n.oid = e.extnamespace
              JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'ttl_index_table'
              WHERE e.extname = 'pg_ttl_index'",
-            &[],
             |row| {
                 Ok(Self {
                     schema: row.get(1)?.unwrap_or_default(),

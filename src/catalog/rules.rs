@@ -34,20 +34,28 @@ pub struct Definition<'a> {
 
 /// What [`options`] reads of `ttl_index_table t`.
 pub(super) const OPTIONS: &str =
-    "t.expire_after, t.batch_size, t.soft_delete_column, t.filter, t.time_zone, t.unit, t.index_method";
+    "t.expire_after, t.batch_size, t.soft_delete_column, t.filter, t.time_zone, t.unit, t.index_method, t.hide_expired";
 
 /// Whether a rule is on the column with the number `$2`, or, without one, on the expression `$3`.
 const ON_SUBJECT: &str = "CASE WHEN b.attnum IS NULL THEN $2 IS NULL AND t.column_name = $3 ELSE b.attnum = $2 END";
 
 const DEFINITION: &str = "expire_after, batch_size, soft_delete_column, filter, filter_columns, expression_columns, \
-                          expression_type, time_zone, unit, index_method, index_name, index_created_by_extension";
-const VALUES: &str = "$1 + $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13";
+                          expression_type, time_zone, unit, index_method, hide_expired, index_name, index_created_by_extension";
+const VALUES: &str = "$1 + $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14";
 
 impl Definition<'_> {
     /// The values for [`DEFINITION`]. An interval of mixed signs is the sum of two that are not.
     fn values(&self) -> Vec<DatumWithOid<'_>> {
-        let Options { expire_after, batch_size, soft_delete_column, filter, time_zone, unit, index_method } =
-            self.options;
+        let Options {
+            expire_after,
+            batch_size,
+            soft_delete_column,
+            filter,
+            time_zone,
+            unit,
+            index_method,
+            hide_expired,
+        } = self.options;
         let (months, days, micros) = expire_after.fields();
         vec![
             Interval::new(months, 0, 0).ok().into(),
@@ -61,6 +69,7 @@ impl Definition<'_> {
             time_zone.as_str().into(),
             unit.as_deref().into(),
             index_method.to_string().into(),
+            (*hide_expired).into(),
             self.index.map(|index| index.name.as_str()).into(),
             self.index.is_some_and(|index| index.made_by_us).into(),
         ]
@@ -83,10 +92,17 @@ impl Catalog {
         rows.into_iter().next().transpose()
     }
 
-    pub fn insert(&self, schema: &str, table: &str, column: &str, definition: &Definition<'_>) -> Result<(), TtlError> {
+    /// Registers a rule, and tells its number.
+    pub fn insert(
+        &self,
+        schema: &str,
+        table: &str,
+        column: &str,
+        definition: &Definition<'_>,
+    ) -> Result<i64, TtlError> {
         let sql = format!(
             "INSERT INTO {}.ttl_index_table (schema_name, table_name, column_name, {DEFINITION})
-             VALUES ($14, $15, $16, {VALUES}) RETURNING id",
+             VALUES ($15, $16, $17, {VALUES}) RETURNING id",
             self.schema
         );
         let release =
@@ -95,10 +111,10 @@ impl Catalog {
         values.extend([schema.into(), table.into(), column.into()]);
         self.with_rights(|| {
             let ids = spi::query(&sql, &values, |row| Ok(row.get::<i64>(1)?.unwrap_or_default()))?;
-            for id in ids {
-                spi::execute(&release, &[id.into()])?;
+            for id in &ids {
+                spi::execute(&release, &[(*id).into()])?;
             }
-            Ok(())
+            Ok(ids.into_iter().next().unwrap_or_default())
         })
     }
 
@@ -108,7 +124,7 @@ impl Catalog {
             "UPDATE {}.ttl_index_table
              SET ({DEFINITION}) = ROW ({VALUES}),
                  last_error = NULL, last_error_code = NULL, last_error_at = NULL, consecutive_failures = 0, retry_at = NULL
-             WHERE id = $14",
+             WHERE id = $15",
             self.schema
         );
         // The same names may be other columns by now: the old ones were dropped, and the rule is to use these.
@@ -168,5 +184,6 @@ pub(super) fn options(row: &spi::Row<'_>, first: usize) -> Result<Options, TtlEr
         time_zone: row.get(first + 4)?.unwrap_or_default(),
         unit: row.get(first + 5)?,
         index_method: IndexMethod::parse(&row.get::<String>(first + 6)?.unwrap_or_default())?,
+        hide_expired: row.get(first + 7)?.unwrap_or_default(),
     })
 }

@@ -99,6 +99,32 @@ impl Catalog {
         self.rules_where(&condition, &[])
     }
 
+    /// The rules that hide expired rows, each with every relation that its rows can be in.
+    pub fn hidden_rules(&self) -> Result<Vec<(Rule, Vec<Oid>)>, TtlError> {
+        let tree = format!(
+            "WITH RECURSIVE tree (rule_id, relid) AS (
+                 SELECT b.rule_id, b.relid FROM {schema}.ttl_binding b JOIN {schema}.ttl_index_table t ON t.id = b.rule_id
+                 WHERE t.hide_expired
+                 UNION SELECT tree.rule_id, i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.relid)
+             SELECT rule_id, relid FROM tree",
+            schema = self.schema
+        );
+        let relations = self.with_rights(|| {
+            spi::peek(&tree, |row| Ok((row.get::<i64>(1)?.unwrap_or_default(), row.get::<Oid>(2)?.unwrap_or_default())))
+        })?;
+        if relations.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rules = self.with_rights(|| spi::peek(&self.select("t.hide_expired"), |row| self.loaded(&row)))?;
+        let relids_of = |id| relations.iter().filter(|relation| relation.0 == id).map(|relation| relation.1).collect();
+        Ok(rules
+            .into_iter()
+            .flatten()
+            .map(|rule| (relids_of(rule.id), rule))
+            .map(|(relids, rule)| (rule, relids))
+            .collect())
+    }
+
     /// The rules on a table, active or not, whoever asks: to tell a row's expiry says no more than the row does.
     pub fn rules_on(&self, relid: Oid) -> Result<Vec<Rule>, TtlError> {
         Ok(self.rules_where("b.relid = $1", &[relid.into()])?.into_iter().flatten().collect())
@@ -124,7 +150,12 @@ impl Catalog {
     }
 
     fn rules_where(&self, condition: &str, args: &[DatumWithOid<'_>]) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
-        let sql = format!(
+        self.with_rights(|| spi::read(&self.select(condition), args, |row| self.loaded(&row)))
+    }
+
+    /// The query that [`Self::loaded`] reads the rows of.
+    fn select(&self, condition: &str) -> String {
+        format!(
             "SELECT t.id, t.version, b.relid, c.relowner, n.nspname::text, c.relname::text,
                     coalesce(a.attname::text, t.column_name), b.attnum, type.oid,
                     mark.attname::text, mark.atttypid, c.relkind = 'p' OR c.relhassubclass,
@@ -151,18 +182,16 @@ format_type(a.atttypid, a.atttypmod), a.atttypmod, c.relkind = 'p',
              ORDER BY t.id",
             options = rules::OPTIONS,
             schema = self.schema
-        );
-        self.with_rights(|| {
-            spi::read(&sql, args, |row| {
-                let id = row.get(1)?.unwrap_or_default();
-                let (is_due, last_error) = (row.get(13)?.unwrap_or_default(), row.get::<String>(17)?);
-                let version = row.get(2)?.unwrap_or_default();
-                Ok(self.rule(id, &row).map_err(|failure| {
-                    let is_known = last_error == Some(failure.to_string());
-                    Broken { rule_id: id, version, failure, is_due, is_known }
-                }))
-            })
-        })
+        )
+    }
+
+    fn loaded(&self, row: &spi::Row<'_>) -> pgrx::spi::SpiResult<Result<Rule, Broken>> {
+        let (id, version) = (row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default());
+        let (is_due, last_error) = (row.get(13)?.unwrap_or_default(), row.get::<String>(17)?);
+        Ok(self.rule(id, row).map_err(|failure| {
+            let is_known = last_error == Some(failure.to_string());
+            Broken { rule_id: id, version, failure, is_due, is_known }
+        }))
     }
 
     /// Whether workers sweep this database.

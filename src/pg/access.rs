@@ -76,6 +76,29 @@ pub fn may_read_all(relid: pg_sys::Oid) -> bool {
     }
 }
 
+/// Whether that role has the rights of another, as superusers have.
+pub fn is_member_of(role: pg_sys::Oid) -> bool {
+    // SAFETY: looks into the catalog caches.
+    unsafe { pg_sys::has_privs_of_role(pg_sys::GetUserId(), role) }
+}
+
+/// The type that rows of a relation have.
+pub fn row_type(relid: pg_sys::Oid) -> pg_sys::Oid {
+    // SAFETY: looks into the catalog caches.
+    unsafe { pg_sys::get_rel_type_id(relid) }
+}
+
+/// Whether every session has this library: the server loads it, or the settings say that sessions do.
+pub fn is_in_every_session() -> bool {
+    let setting = |name: &CStr| {
+        // SAFETY: a setting of the server; the string is copied.
+        unsafe { CStr::from_ptr(pg_sys::GetConfigOption(name.as_ptr(), false, false)) }.to_string_lossy().into_owned()
+    };
+    [c"shared_preload_libraries", c"session_preload_libraries"]
+        .iter()
+        .any(|name| setting(name).split(',').any(|library| library.trim().trim_matches('"') == "pg_ttl_index"))
+}
+
 /// The name of a relation, without its schema.
 pub fn relation_name(relid: pg_sys::Oid) -> Option<String> {
     // SAFETY: looks into the catalog caches; the string is copied.

@@ -3,8 +3,8 @@
 use super::identity::{with_pinned_search_path, with_settings};
 use crate::error::TtlError;
 use pgrx::pg_sys::panic::CaughtError;
-use pgrx::{PgTryBuilder, pg_sys};
-use std::ffi::{CStr, CString};
+use pgrx::{PgTryBuilder, pg_guard, pg_sys};
+use std::ffi::{CStr, CString, c_void};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::ptr;
@@ -21,6 +21,8 @@ pub struct Checked {
     pub type_oid: pg_sys::Oid,
     /// Whether it is nothing but a column.
     pub is_column: bool,
+    /// Functions in it that did not come with PostgreSQL.
+    pub foreign_functions: Vec<pg_sys::Oid>,
 }
 
 /// What an expression is for.
@@ -62,7 +64,14 @@ pub fn check(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked
     }
     // SAFETY: `node` is an analyzed expression.
     let (type_oid, is_column) = unsafe { (pg_sys::exprType(node), (*node).type_ == pg_sys::NodeTag::T_Var) };
-    Ok(Checked { sql: relation.deparse(node), attnums, immutable: !mutable, type_oid, is_column })
+    Ok(Checked {
+        sql: relation.deparse(node),
+        attnums,
+        immutable: !mutable,
+        type_oid,
+        is_column,
+        foreign_functions: foreign_functions(node),
+    })
 }
 
 /// Whether a text is no more than a name, or not even an expression: then it can only have been meant as a column's name.
@@ -234,6 +243,39 @@ unsafe fn is_star(node: *mut pg_sys::Node) -> bool {
                 .first()
                 .is_some_and(|field| (*field.ptr_value.cast::<pg_sys::Node>()).type_ == pg_sys::NodeTag::T_A_Star)
     }
+}
+
+/// The functions that an expression calls and that users may have written.
+fn foreign_functions(node: *mut pg_sys::Node) -> Vec<pg_sys::Oid> {
+    let mut found: Vec<pg_sys::Oid> = Vec::new();
+    // SAFETY: `node` is an analyzed expression; the state is the list, in both calls.
+    unsafe { collect_functions(node, ptr::from_mut(&mut found).cast()) };
+    found
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn collect_functions(node: *mut pg_sys::Node, found: *mut c_void) -> bool {
+    // SAFETY: the cast follows the node's tag; the state is passed on as it came.
+    unsafe {
+        if node.is_null() {
+            return false;
+        }
+        if (*node).type_ == pg_sys::NodeTag::T_CoerceToDomain {
+            // A domain's checks may call anything.
+            (*found.cast::<Vec<pg_sys::Oid>>()).push(pg_sys::InvalidOid);
+        }
+        pg_sys::check_functions_in_node(node, Some(collect_function), found);
+        pg_sys::expression_tree_walker(node, Some(collect_functions), found)
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn collect_function(function: pg_sys::Oid, found: *mut c_void) -> bool {
+    if function.to_u32() >= pg_sys::FirstNormalObjectId {
+        // SAFETY: the state is the list that the walk began with.
+        unsafe { (*found.cast::<Vec<pg_sys::Oid>>()).push(function) };
+    }
+    false
 }
 
 fn attnums(node: *mut pg_sys::Node) -> Vec<i16> {

@@ -1,5 +1,6 @@
 //! What a backend remembers about tables, until one of them, or a rule on it, changes.
 
+use super::expression::elements;
 use pgrx::pg_sys::Oid;
 use pgrx::{pg_guard, pg_sys};
 use std::cell::{Cell, RefCell};
@@ -14,7 +15,7 @@ pub struct Memo<K, V> {
     seen: Cell<usize>,
 }
 
-type Entry<V> = ([Oid; 2], Rc<V>);
+type Entry<V> = (Vec<Oid>, Rc<V>);
 
 /// Relations that have changed, in the order it was noticed. `InvalidOid` is all of them.
 struct Changes {
@@ -43,8 +44,8 @@ impl<K: Eq + Hash + Clone, V> Memo<K, V> {
         self.entries.borrow().get(key).map(|(_, value)| Rc::clone(value))
     }
 
-    /// Remembers what `make` finds out about relations. What changes while it is at it is not remembered.
-    pub fn remember<E>(&self, key: &K, make: impl FnOnce() -> Result<([Oid; 2], V), E>) -> Result<Rc<V>, E> {
+    /// Remembers what `make` finds out about relations; `InvalidOid` is any relation. What changes while it is at it is not remembered.
+    pub fn remember<E>(&self, key: &K, make: impl FnOnce() -> Result<(Vec<Oid>, V), E>) -> Result<Rc<V>, E> {
         listen();
         self.forget_changed();
         let (relids, value) = make()?;
@@ -63,14 +64,16 @@ impl<K: Eq + Hash + Clone, V> Memo<K, V> {
         match news {
             Some(news) if news.is_empty() => {}
             Some(news) if !news.contains(&pg_sys::InvalidOid) => {
-                self.entries.borrow_mut().retain(|_, (relids, _)| !relids.iter().any(|relid| news.contains(relid)));
+                self.entries.borrow_mut().retain(|_, (relids, _)| {
+                    !relids.iter().any(|relid| *relid == pg_sys::InvalidOid || news.contains(relid))
+                });
             }
             _ => self.entries.borrow_mut().clear(),
         }
     }
 }
 
-/// Has every backend forget what it remembers about a relation, when this transaction commits.
+/// Has every backend forget what it remembers about a relation, and plan anew what it has planned for it, when this transaction commits.
 pub fn forget(relid: Oid) {
     // SAFETY: registers an invalidation message; does nothing about a relation that is gone.
     unsafe {
@@ -80,6 +83,22 @@ pub fn forget(relid: Oid) {
             pg_sys::ReleaseSysCache(tuple);
         }
     }
+}
+
+unsafe extern "C-unwind" {
+    /// A relation and everything below it.
+    fn find_all_inheritors(relid: Oid, lock: pg_sys::LOCKMODE, parents: *mut *mut pg_sys::List) -> *mut pg_sys::List;
+}
+
+/// The same for a relation and all that inherit from it.
+pub fn forget_tree(relid: Oid) {
+    // SAFETY: looks into the catalog without locks; what comes or goes meanwhile tells of itself.
+    let tree = unsafe {
+        let lock = pg_sys::NoLock as pg_sys::LOCKMODE;
+        let tree = pg_sys::ffi::pg_guard_ffi_boundary(|| find_all_inheritors(relid, lock, std::ptr::null_mut()));
+        elements(tree).iter().map(|cell| cell.oid_value)
+    };
+    tree.for_each(forget);
 }
 
 fn listen() {

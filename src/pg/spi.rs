@@ -3,7 +3,9 @@
 use super::identity::with_pinned_search_path;
 use crate::error::TtlError;
 use pgrx::datum::DatumWithOid;
+use pgrx::pg_sys;
 use pgrx::spi::{Spi, SpiHeapTupleData, SpiResult};
+use std::ffi::CString;
 
 pub type Row<'a> = SpiHeapTupleData<'a>;
 
@@ -17,6 +19,27 @@ pub fn read<T>(
         Spi::connect(|client| {
             let rows = client.select(sql, None, args)?;
             rows.map(|row| Ok(map(row)?)).collect()
+        })
+    })
+}
+
+/// Runs a query and maps its rows, anywhere: also while another is being planned, in a parallel worker, or in a function
+/// that may not write. It sees what the calling query sees.
+pub fn peek<T>(sql: &str, map: impl Fn(Row<'_>) -> SpiResult<T>) -> Result<Vec<T>, TtlError> {
+    with_pinned_search_path(|| {
+        Spi::connect(|_| {
+            let sql = CString::new(sql).unwrap_or_default();
+            // SAFETY: within an SPI connection; the table of results is valid until the next statement.
+            unsafe {
+                let is_query = pg_sys::SPI_execute(sql.as_ptr(), true, 0) == pg_sys::SPI_OK_SELECT as i32;
+                if !is_query || pg_sys::SPI_tuptable.is_null() {
+                    return Err(TtlError::Spi(pgrx::spi::Error::NoTupleTable));
+                }
+                let table = &*pg_sys::SPI_tuptable;
+                let rows = std::slice::from_raw_parts(table.vals, pg_sys::SPI_processed as usize);
+                let rows = rows.iter().filter_map(|row| Row::new(table.tupdesc, *row).transpose());
+                rows.map(|row| Ok(map(row?)?)).collect()
+            }
         })
     })
 }

@@ -1,4 +1,4 @@
-//! A row that is being updated, as a trigger sees it.
+//! A row that is being written, as a trigger sees it.
 
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::ffi::{CStr, CString};
@@ -8,8 +8,8 @@ unsafe extern "C-unwind" {
     fn datum_image_eq(one: Datum, other: Datum, by_value: bool, length: i32) -> bool;
 }
 
-/// The call of a trigger that is fired before a row is updated.
-pub struct Update<'a>(&'a pg_sys::TriggerData);
+/// The call of a trigger that is fired before a row is inserted or updated.
+pub struct Change<'a>(&'a pg_sys::TriggerData);
 
 /// A column of the row.
 #[derive(Clone, Copy)]
@@ -18,7 +18,7 @@ pub struct Column {
     pub type_oid: Oid,
 }
 
-impl Update<'_> {
+impl Change<'_> {
     /// `None` if the function was called in any other way.
     ///
     /// # Safety
@@ -30,10 +30,24 @@ impl Update<'_> {
             if context.is_null() || (*context).type_ != pg_sys::NodeTag::T_TriggerData {
                 return None;
             }
-            let events = pg_sys::TRIGGER_EVENT_OPMASK | pg_sys::TRIGGER_EVENT_TIMINGMASK | pg_sys::TRIGGER_EVENT_ROW;
-            let wanted = pg_sys::TRIGGER_EVENT_UPDATE | pg_sys::TRIGGER_EVENT_BEFORE | pg_sys::TRIGGER_EVENT_ROW;
-            ((*context).tg_event & events == wanted).then(|| Self(&*context))
+            let when = pg_sys::TRIGGER_EVENT_TIMINGMASK | pg_sys::TRIGGER_EVENT_ROW;
+            let is_before_row = (*context).tg_event & when == pg_sys::TRIGGER_EVENT_BEFORE | pg_sys::TRIGGER_EVENT_ROW;
+            let change = Self(&*context);
+            (is_before_row && (change.is(pg_sys::TRIGGER_EVENT_INSERT) || change.is_update())).then_some(change)
         }
+    }
+
+    fn is(&self, event: u32) -> bool {
+        self.0.tg_event & pg_sys::TRIGGER_EVENT_OPMASK == event
+    }
+
+    pub fn is_update(&self) -> bool {
+        self.is(pg_sys::TRIGGER_EVENT_UPDATE)
+    }
+
+    /// The row as it is to be written.
+    fn tuple(&self) -> pg_sys::HeapTuple {
+        if self.is_update() { self.0.tg_newtuple } else { self.0.tg_trigtuple }
     }
 
     /// The first argument the trigger was created with.
@@ -60,8 +74,17 @@ impl Update<'_> {
         }
     }
 
+    /// Whether this writes other values than were there into one of these columns, or none were there.
+    pub fn changes(&self, columns: &[String]) -> bool {
+        !self.is_update()
+            || !columns.iter().all(|name| self.column(name).is_some_and(|column| self.kept_value(column).is_some()))
+    }
+
     /// The column's value, if there is one and the update leaves it as it is.
     pub fn kept_value(&self, column: Column) -> Option<Datum> {
+        if !self.is_update() {
+            return None;
+        }
         // SAFETY: both versions of the row are there, and have the relation's columns.
         unsafe {
             let descriptor = (*self.0.tg_relation).rd_att;
@@ -79,9 +102,15 @@ impl Update<'_> {
         }
     }
 
-    /// The row as it is to be updated.
+    /// The row as it is to be written.
     pub fn row(&self) -> Datum {
-        Datum::from(self.0.tg_newtuple)
+        Datum::from(self.tuple())
+    }
+
+    /// The same as a value of the table's row type.
+    pub fn as_value(&self) -> Datum {
+        // SAFETY: the row has the relation's columns.
+        unsafe { pg_sys::heap_copy_tuple_as_datum(self.tuple(), (*self.0.tg_relation).rd_att) }
     }
 
     /// That row with another value, of the column's type.
@@ -89,7 +118,7 @@ impl Update<'_> {
         let (mut attnum, mut value, mut is_null) = (column.attnum, value, false);
         // SAFETY: the new version of the row has the relation's columns, and the copy has one other value.
         Datum::from(unsafe {
-            let (row, descriptor) = (self.0.tg_newtuple, (*self.0.tg_relation).rd_att);
+            let (row, descriptor) = (self.tuple(), (*self.0.tg_relation).rd_att);
             pg_sys::heap_modify_tuple_by_cols(row, descriptor, 1, &raw mut attnum, &raw mut value, &raw mut is_null)
         })
     }

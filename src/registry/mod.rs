@@ -14,6 +14,10 @@ use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
 use table::{Subject, Table};
 
+/// The functions behind our triggers.
+const TOUCH: &str = "ttl_touch_row";
+const MAKE_ROOM: &str = "ttl_make_room";
+
 /// Registers a rule, or registers it anew: statistics and a pause stay, options that are not given again do not.
 pub fn create(relid: Oid, column: &str, given: Given) -> Result<(), TtlError> {
     let table = Table::lock(relid)?;
@@ -58,7 +62,8 @@ pub fn drop(relid: Oid, column: &str) -> Result<bool, TtlError> {
     let subject = table.subject(column)?;
     let Some(stored) = Catalog::open()?.find(relid, subject.attnum, &subject.name)? else { return Ok(false) };
     Catalog::open()?.remove(stored.id)?;
-    table.drop_touch_triggers(Some(stored.id))?;
+    table.drop_triggers(TOUCH, Some(stored.id))?;
+    table.drop_triggers(MAKE_ROOM, Some(stored.id))?;
     if let Some(index) = &stored.index {
         index::drop(&table, index)?;
     }
@@ -82,17 +87,7 @@ pub fn enable_touch(relid: Oid, column: Option<&str>) -> Result<bool, TtlError> 
     if rule.has_children && !rule.is_partitioned {
         return Err(TtlError::TouchOfChildren(table.name));
     }
-    if table.touch_triggers(Some(rule.id))?.is_empty() {
-        let create = format!(
-            "CREATE TRIGGER ttl_touch_{id} BEFORE UPDATE ON {} FOR EACH ROW EXECUTE FUNCTION {}('{id}')",
-            table.qualified_name(),
-            catalog.function("ttl_touch_row"),
-            id = rule.id,
-        );
-        spi::execute(&create, &[])?;
-        return Ok(true);
-    }
-    Ok(false)
+    table.create_trigger("ttl_touch", "UPDATE", TOUCH, rule.id)
 }
 
 /// Has an UPDATE leave the clock alone, that of one rule or of all; tells whether it did not before.
@@ -100,7 +95,7 @@ pub fn disable_touch(relid: Oid, column: Option<&str>) -> Result<bool, TtlError>
     let table = Table::lock(relid)?;
     let catalog = Catalog::open()?;
     let rule = column.map(|_| row::rule_of(&catalog, relid, column)).transpose()?;
-    table.drop_touch_triggers(rule.map(|rule| rule.id))
+    table.drop_triggers(TOUCH, rule.map(|rule| rule.id))
 }
 
 /// The rules of a table that the caller may rule, or one of them, with the table's schema and name.
@@ -147,6 +142,9 @@ fn save(
     let expiry = catalog.expiry(source, subject.sql.clone(), options);
     check_as_owner(table, &format!("{} IS NULL", expiry.compared()))?;
     let filter = options.filter.as_deref().map(|filter| check_filter(table, filter, author)).transpose()?;
+    if options.hide_expired {
+        check_hiding(subject, filter.as_ref())?;
+    }
     let unmarked = options.soft_delete_column.as_deref().map(|mark| check_mark(table, subject, mark)).transpose()?;
     let conditions = Conditions { filter: filter.as_ref().map(|f| (f.sql.clone(), f.immutable)), unmarked };
 
@@ -164,10 +162,35 @@ fn save(
         },
         index: index.as_ref(),
     };
-    match stored {
-        Some(stored) => catalog.update(stored.id, &definition),
+    let id = match stored {
+        Some(stored) => catalog.update(stored.id, &definition).map(|()| stored.id),
         None => catalog.insert(&table.schema, &table.name, &subject.name, &definition),
+    }?;
+    // A softly deleted row stays, hidden or not, and so does its key.
+    if options.hide_expired && options.soft_delete_column.is_none() {
+        table.create_trigger("ttl_make_room", "INSERT OR UPDATE", MAKE_ROOM, id)?;
+    } else {
+        table.drop_triggers(MAKE_ROOM, Some(id))?;
     }
+    Ok(())
+}
+
+/// What hides rows runs in every session, as whoever asks.
+fn check_hiding(subject: &Subject, filter: Option<&Checked>) -> Result<(), TtlError> {
+    if !access::is_in_every_session() {
+        return Err(TtlError::NotLoaded);
+    }
+    let functions = subject.foreign_functions.iter().chain(filter.iter().flat_map(|filter| &filter.foreign_functions));
+    let functions: Vec<Oid> = functions.copied().collect();
+    let ours = spi::query(
+        "SELECT FROM unnest($1) AS f (oid)
+         WHERE NOT EXISTS (SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_ttl_index'
+                           WHERE d.classid = 'pg_proc'::regclass AND d.objid = f.oid
+                             AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e')",
+        &[functions.into()],
+        |_| Ok(()),
+    )?;
+    if ours.is_empty() { Ok(()) } else { Err(TtlError::HiddenByCode) }
 }
 
 fn is_same(current: &RuleIndex, chosen: Option<&RuleIndex>) -> bool {

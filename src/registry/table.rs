@@ -30,6 +30,8 @@ pub struct Subject {
     pub immutable: bool,
     /// The numbers of the columns that an expression uses.
     pub uses: Vec<i16>,
+    /// Functions in it that did not come with PostgreSQL.
+    pub foreign_functions: Vec<Oid>,
 }
 
 pub struct Column {
@@ -153,6 +155,7 @@ impl Table {
                 base_type: column.base_type,
                 immutable: true,
                 uses: Vec::new(),
+                foreign_functions: Vec::new(),
             }),
             Err(unknown) if expression::is_name(text) => Err(unknown),
             // Reading an expression runs code. One that a rule has may be the words of the table's owner.
@@ -182,6 +185,7 @@ impl Table {
             base_type: base_type.to_u32(),
             immutable: checked.immutable,
             uses: checked.attnums,
+            foreign_functions: checked.foreign_functions,
         })
     }
 
@@ -207,25 +211,39 @@ impl Table {
         .ok_or_else(|| TtlError::UnknownColumn { table: self.name.clone(), column: name.to_owned() })
     }
 
-    /// The triggers that keep rows fresh, of one rule or of all, quoted.
-    pub fn touch_triggers(&self, rule_id: Option<i64>) -> Result<Vec<String>, TtlError> {
+    /// The triggers that call a function of ours, for one rule or for all, quoted.
+    pub fn triggers(&self, function: &str, rule_id: Option<i64>) -> Result<Vec<String>, TtlError> {
         spi::query(
             "SELECT quote_ident(t.tgname) FROM pg_trigger t
              WHERE t.tgrelid = $1 AND NOT t.tgisinternal AND t.tgparentid = 0
                AND t.tgfoid = (SELECT d.objid FROM pg_depend d
                                JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_ttl_index'
-                               JOIN pg_proc p ON p.oid = d.objid AND p.proname = 'ttl_touch_row'
+                               JOIN pg_proc p ON p.oid = d.objid AND p.proname = $3
                                WHERE d.classid = 'pg_proc'::regclass AND d.refclassid = 'pg_extension'::regclass
                                  AND d.deptype = 'e')
                AND ($2 IS NULL OR t.tgargs = convert_to($2, 'UTF8') || '\\x00')",
-            &[self.relid.into(), rule_id.map(|id| id.to_string()).into()],
+            &[self.relid.into(), rule_id.map(|id| id.to_string()).into(), function.into()],
             |row| Ok(row.get(1)?.unwrap_or_default()),
         )
     }
 
-    /// Drops them; tells whether there were any.
-    pub fn drop_touch_triggers(&self, rule_id: Option<i64>) -> Result<bool, TtlError> {
-        let triggers = self.touch_triggers(rule_id)?;
+    /// Makes such a trigger for a rule; tells whether it was not there.
+    pub fn create_trigger(&self, name: &str, events: &str, function: &str, rule_id: i64) -> Result<bool, TtlError> {
+        if !self.triggers(function, Some(rule_id))?.is_empty() {
+            return Ok(false);
+        }
+        let create = format!(
+            "CREATE TRIGGER {name}_{rule_id} BEFORE {events} ON {} FOR EACH ROW EXECUTE FUNCTION {}('{rule_id}')",
+            self.qualified_name(),
+            Catalog::open()?.function(function),
+        );
+        spi::execute(&create, &[])?;
+        Ok(true)
+    }
+
+    /// Drops such triggers; tells whether there were any.
+    pub fn drop_triggers(&self, function: &str, rule_id: Option<i64>) -> Result<bool, TtlError> {
+        let triggers = self.triggers(function, rule_id)?;
         for trigger in &triggers {
             spi::execute(&format!("DROP TRIGGER {trigger} ON {}", self.qualified_name()), &[])?;
         }

@@ -213,7 +213,7 @@ fn prepared(row: &Row<'_>, operation: Operation) -> Result<Rc<Prepared>, TtlErro
                     _ => code.in_time_zone(|| Plan::new(&sql, &mut types)),
                 };
                 let prepared = Prepared { plan, key, table: rule.table, rule_id: rule.id, code };
-                Ok(([row.relid, catalog.relid], prepared))
+                Ok((vec![row.relid, catalog.relid], prepared))
             }),
         }
     })

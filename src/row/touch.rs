@@ -4,7 +4,7 @@ use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::pg::memo::Memo;
 use crate::pg::plan::Plan;
-use crate::pg::trigger::Update;
+use crate::pg::trigger::Change;
 use crate::sweep;
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::pg_sys::{self, Datum, Oid};
@@ -26,8 +26,9 @@ thread_local! {
 
 /// The row as it is to be updated: with its clock restarted, unless the update sets it itself, or the row never expires.
 /// What a sweep does to a row is no use of it. A trigger whose rule is gone does nothing.
-pub fn touched(update: &Update<'_>) -> Result<Datum, TtlError> {
-    let rule_id = update.argument().and_then(|id| id.parse().ok()).ok_or(TtlError::NotATouchTrigger)?;
+pub fn touched(update: &Change<'_>) -> Result<Datum, TtlError> {
+    let rule_id = update.argument().and_then(|id| id.parse().ok()).filter(|_| update.is_update());
+    let rule_id = rule_id.ok_or(TtlError::NotOurTrigger)?;
     if sweep::is_under_way_in(update.relid()) || super::is_setting(rule_id) {
         return Ok(update.row());
     }
@@ -48,7 +49,7 @@ fn touch_of(rule_id: i64, relid: Oid) -> Result<Rc<Option<Touch>>, TtlError> {
             let catalog = Catalog::open()?;
             let rule = catalog.rule_with_id(rule_id)?;
             let relid = rule.as_ref().map_or(relid, |rule| rule.relid);
-            Ok(([relid, catalog.relid], rule.and_then(|rule| Touch::of(&rule).ok())))
+            Ok((vec![relid, catalog.relid], rule.and_then(|rule| Touch::of(&rule).ok())))
         }),
     })
 }

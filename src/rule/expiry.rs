@@ -57,6 +57,19 @@ impl Expiry {
         conditions
     }
 
+    /// The condition under which a row has not expired, in a form that indexes and partition bounds can serve.
+    pub fn is_visible(&self, present: &str, not_null: bool) -> String {
+        let compared = self.compared();
+        let mut visible = format!("{compared} > {}", self.cutoff_at(present));
+        if !not_null || !self.source.compares_value() {
+            visible += &format!(" OR {compared} IS NULL");
+        }
+        if let Some(guard) = self.source.guard(&self.value, &self.functions) {
+            visible += &format!(" OR NOT {guard}");
+        }
+        visible
+    }
+
     /// The condition under which a row never expires.
     pub fn is_endless(&self) -> String {
         format!("coalesce({}, true)", operation(&self.instant(), ">=", "'infinity'::timestamptz"))

@@ -18,6 +18,8 @@ pub struct Options {
     /// What a number counts; see [`super::Source`].
     pub unit: Option<String>,
     pub index_method: IndexMethod,
+    /// Whether queries do not see rows that have expired.
+    pub hide_expired: bool,
 }
 
 /// What a caller gave, before validation. `None` is "not given".
@@ -30,6 +32,7 @@ pub struct Given {
     pub time_zone: Option<String>,
     pub unit: Option<String>,
     pub index_method: Option<String>,
+    pub hide_expired: Option<bool>,
 }
 
 impl Given {
@@ -41,6 +44,7 @@ impl Given {
             "filter" => self.filter.is_some(),
             "unit" => self.unit.is_some(),
             "index_method" => self.index_method.is_some(),
+            "hide_expired" => self.hide_expired.is_some(),
             _ => false,
         }
     }
@@ -84,6 +88,7 @@ impl Options {
             time_zone,
             unit: None,
             index_method: IndexMethod::default(),
+            hide_expired: false,
         };
         defaults.alter(given)
     }
@@ -101,6 +106,7 @@ impl Options {
             time_zone: given.time_zone.unwrap_or(self.time_zone),
             unit: given.unit.or(self.unit),
             index_method: given.index_method.map_or(Ok(self.index_method), |name| IndexMethod::parse(&name))?,
+            hide_expired: given.hide_expired.unwrap_or(self.hide_expired),
         })
     }
 
@@ -112,6 +118,7 @@ impl Options {
             "filter" => self.filter = None,
             "unit" => self.unit = None,
             "index_method" => self.index_method = IndexMethod::default(),
+            "hide_expired" => self.hide_expired = false,
             _ => return Err(Invalid::Reset(option.into())),
         }
         Ok(())

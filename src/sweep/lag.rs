@@ -5,6 +5,7 @@ use super::statement::Statements;
 use super::{cutoff, in_sandbox, leaf};
 use crate::catalog::Rule;
 use crate::error::TtlError;
+use crate::pg::planner::MARK;
 use crate::pg::spi;
 use pgrx::datum::Interval;
 
@@ -24,7 +25,7 @@ pub fn of(rule: &Rule) -> Result<Option<Interval>, TtlError> {
             return Ok(None);
         }
         let earliest = rule.expiry.instant_of(&format!("least({})", queries.join(", ")));
-        let sql = format!("SELECT $1 - {earliest}");
+        let sql = format!("{MARK}SELECT $1 - {earliest}");
         Ok(spi::read(&sql, &[cutoff.instant.into()], |row| row.get(1))?.into_iter().next().flatten())
     })
 }

@@ -2,6 +2,7 @@
 
 use crate::catalog::Rule;
 use crate::error::TtlError;
+use crate::pg::planner::MARK;
 use crate::pg::spi;
 use crate::rule::Source;
 use pgrx::datum::Json;
@@ -66,7 +67,7 @@ impl Statements {
         });
         let conditions = self.conditions.join(" AND ");
         format!(
-            "SELECT ctid, {compared} FROM ONLY {leaf} WHERE {conditions}{beyond}
+            "{MARK}SELECT ctid, {compared} FROM ONLY {leaf} WHERE {conditions}{beyond}
              ORDER BY {compared} FETCH FIRST {wanted} ROWS WITH TIES"
         )
     }
@@ -74,13 +75,16 @@ impl Statements {
     /// The places in a range of blocks, the last one exclusive.
     pub fn in_blocks(&self, from: u32, to: u32) -> String {
         let conditions = self.conditions.join(" AND ");
-        format!("SELECT ctid FROM ONLY {} WHERE ctid >= '({from},0)' AND ctid < '({to},0)' AND {conditions}", self.leaf)
+        format!(
+            "{MARK}SELECT ctid FROM ONLY {} WHERE ctid >= '({from},0)' AND ctid < '({to},0)' AND {conditions}",
+            self.leaf
+        )
     }
 
     /// How many rows the planner expects to go.
     pub fn estimate(&self) -> Result<i64, TtlError> {
         let conditions = self.conditions.join(" AND ");
-        let sql = format!("EXPLAIN (FORMAT JSON) SELECT FROM ONLY {} WHERE {conditions}", self.leaf);
+        let sql = format!("{MARK}EXPLAIN (FORMAT JSON) SELECT FROM ONLY {} WHERE {conditions}", self.leaf);
         let plans = spi::query(&sql, &[], |row| Ok(row.get::<Json>(1)?.map(|json| json.0)))?;
         Ok(plans.into_iter().flatten().find_map(|plan| plan.pointer("/0/Plan/Plan Rows")?.as_i64()).unwrap_or_default())
     }
@@ -90,7 +94,7 @@ impl Statements {
         let Self { leaf, compared, .. } = self;
         let conditions = self.conditions.join(" AND ");
         format!(
-            "SELECT count(*), (array_agg(compared::text ORDER BY compared))[1], sum(bytes)
+            "{MARK}SELECT count(*), (array_agg(compared::text ORDER BY compared))[1], sum(bytes)
              FROM (SELECT {compared} AS compared, pg_column_size(leaf.*) AS bytes FROM ONLY {leaf} AS leaf
                    WHERE {conditions} LIMIT {most} + 1) AS counted"
         )
@@ -101,7 +105,7 @@ impl Statements {
         let Self { leaf, compared, value, .. } = self;
         let from = format!("ONLY {leaf} WHERE {value} IS NOT NULL AND {compared} IS NULL");
         (!self.source.compares_value())
-            .then(|| format!("SELECT count(*) FROM (SELECT FROM {from} LIMIT {most}) AS unreadable"))
+            .then(|| format!("{MARK}SELECT count(*) FROM (SELECT FROM {from} LIMIT {most}) AS unreadable"))
     }
 
     /// The earlier of two values, given as text.
@@ -127,7 +131,7 @@ impl Statements {
     pub fn remove_unlocked(&self) -> String {
         let expired = self.expired();
         format!(
-            "{} WHERE ctid = ANY (ARRAY (
+            "{MARK}{} WHERE ctid = ANY (ARRAY (
                  SELECT ctid FROM ONLY {} WHERE ctid = ANY ($1) AND {expired} FOR UPDATE SKIP LOCKED)) AND {expired}",
             self.action, self.leaf
         )
@@ -135,12 +139,12 @@ impl Statements {
 
     /// Removes what is at places whose rows are locked already.
     pub fn remove(&self) -> String {
-        format!("{} WHERE {} AND {}", self.action, Which::Listed.condition(), self.expired())
+        format!("{MARK}{} WHERE {} AND {}", self.action, Which::Listed.condition(), self.expired())
     }
 
     /// Finds the places that still hold an expired row.
     pub fn look(&self, which: Which) -> String {
-        format!("SELECT ctid FROM ONLY {} WHERE {} AND {}", self.leaf, which.condition(), self.expired())
+        format!("{MARK}SELECT ctid FROM ONLY {} WHERE {} AND {}", self.leaf, which.condition(), self.expired())
     }
 
     /// Locks those that nobody else has locked.

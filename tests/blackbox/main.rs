@@ -6,6 +6,7 @@ mod dump;
 mod escalation;
 mod filter;
 mod following;
+mod hidden;
 mod index;
 mod names;
 mod obstacles;

@@ -8,13 +8,13 @@ use std::cell::RefCell;
 
 /// A kind of column: its type, the rule's options, how an instant `at` is written in it, values that never expire, and
 /// how many of those cannot be read.
-struct Kind {
-    name: &'static str,
-    column: &'static str,
-    subject: &'static str,
-    options: &'static str,
+pub struct Kind {
+    pub name: &'static str,
+    pub column: &'static str,
+    pub subject: &'static str,
+    pub options: &'static str,
     write: &'static str,
-    endless: &'static [&'static str],
+    pub endless: &'static [&'static str],
     unreadable: &'static str,
 }
 
@@ -22,7 +22,7 @@ const EPOCH: &str = "extract(epoch FROM at)";
 const V7: &str =
     "(lpad(to_hex(floor(extract(epoch FROM at) * 1000)::bigint), 12, '0') || '7abc8def0123456789ab')::uuid";
 
-const KINDS: &[Kind] = &[
+pub const KINDS: &[Kind] = &[
     Kind {
         name: "timestamptz",
         column: "v timestamptz",
@@ -133,7 +133,7 @@ const KINDS: &[Kind] = &[
     },
 ];
 
-fn fill(kind: &Kind) -> String {
+pub fn fill(kind: &Kind) -> String {
     let endless: Vec<_> = kind.endless.iter().zip(1001..).map(|(value, id)| format!("({id}, {value})")).collect();
     format!(
         "INSERT INTO t (id, v) SELECT i, {} FROM generate_series(1, 240) i, LATERAL (SELECT now() - i * interval '1 minute') c (at);

@@ -1,0 +1,385 @@
+//! Adds conditions to the tables of a query before it is planned, as row-level security does.
+
+use super::expression::{Purpose, Relation, analyze, elements};
+use crate::error::TtlError;
+use pgrx::pg_sys::{self, Oid};
+use pgrx::prelude::*;
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+use std::rc::Rc;
+
+/// What holds for the rows of a relation that a query may see: an analyzed expression, in memory of its own.
+pub struct Condition {
+    context: pg_sys::MemoryContext,
+    node: *mut pg_sys::Node,
+}
+
+/// What is to be done about a relation of a query.
+pub struct Decision {
+    /// Whether another role might get another decision.
+    pub depends_on_role: bool,
+    /// The condition its rows have to meet.
+    pub condition: Option<Rc<Condition>>,
+}
+
+/// Decides about a relation; `None` if there is nothing to it, which is the usual answer.
+pub type Decide = fn(Oid) -> Option<Decision>;
+
+/// Whether there is anything to decide in this database at all.
+pub type IsConcerned = fn() -> bool;
+
+struct Hooks {
+    decide: Decide,
+    is_concerned: IsConcerned,
+    planner: pg_sys::planner_hook_type,
+    needs_fmgr: pg_sys::needs_fmgr_hook_type,
+}
+
+static HOOKS: once_cell::sync::OnceCell<Hooks> = once_cell::sync::OnceCell::new();
+
+thread_local! {
+    /// Set while we ask: what is planned meanwhile is our own.
+    static IS_ASKING: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Condition {
+    /// Reads a condition on the rows of a relation.
+    pub fn read(relid: Oid, text: &str) -> Result<Self, TtlError> {
+        let relation = Relation::open(relid);
+        let node = analyze(&relation, text, Purpose::Filter, ptr::null_mut())?;
+        // SAFETY: copies the expression into a context that lives as long as we do.
+        unsafe {
+            let context = pg_sys::AllocSetContextCreateInternal(
+                pg_sys::CacheMemoryContext,
+                c"pg_ttl_index condition".as_ptr(),
+                pg_sys::ALLOCSET_SMALL_MINSIZE as usize,
+                pg_sys::ALLOCSET_SMALL_INITSIZE as usize,
+                pg_sys::ALLOCSET_SMALL_MAXSIZE as usize,
+            );
+            let before = pg_sys::MemoryContextSwitchTo(context);
+            let node = pg_sys::copyObjectImpl(node.cast()).cast();
+            pg_sys::MemoryContextSwitchTo(before);
+            Ok(Self { context, node })
+        }
+    }
+
+    /// A copy for the relation at a place of a range table.
+    ///
+    /// # Safety
+    /// Called while a query is being planned.
+    unsafe fn for_relation(&self, index: i32) -> *mut c_void {
+        // SAFETY: the expression is about range table entry 1 of level 0, and so is its copy.
+        unsafe {
+            let copy = pg_sys::copyObjectImpl(self.node.cast());
+            if index != 1 {
+                pg_sys::ChangeVarNodes(copy.cast(), 1, index, 0);
+            }
+            copy
+        }
+    }
+}
+
+impl Drop for Condition {
+    fn drop(&mut self) {
+        // SAFETY: ours alone.
+        unsafe { pg_sys::MemoryContextDelete(self.context) };
+    }
+}
+
+/// Has every query of this process ask `decide` about its tables.
+pub fn install(decide: Decide, is_concerned: IsConcerned) {
+    // SAFETY: while the library is loaded, nothing is planned; whoever was there before is called in turn.
+    unsafe {
+        let hooks = Hooks { decide, is_concerned, planner: pg_sys::planner_hook, needs_fmgr: pg_sys::needs_fmgr_hook };
+        if HOOKS.set(hooks).is_ok() {
+            pg_sys::planner_hook = Some(planner);
+            pg_sys::needs_fmgr_hook = Some(must_not_be_inlined);
+        }
+    }
+}
+
+/// Has plans that were made before be made anew.
+pub fn forget_plans() {
+    // SAFETY: marks the cached plans of this process.
+    unsafe { pg_sys::ResetPlanCache() };
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn planner(
+    query: *mut pg_sys::Query,
+    text: *const c_char,
+    options: c_int,
+    parameters: pg_sys::ParamListInfo,
+) -> *mut pg_sys::PlannedStmt {
+    // SAFETY: called by PostgreSQL, with a query that is ours to change.
+    unsafe {
+        let hooks = HOOKS.get();
+        let mut walk = hooks.map(|hooks| Walk { decide: hooks.decide, depends_on_role: false });
+        if let (Some(hooks), Some(walk)) = (hooks, walk.as_mut())
+            && !IS_ASKING.get()
+            && !is_exempt(text)
+            && asking(hooks.is_concerned)
+        {
+            walk.query(query);
+        }
+        let plan = match hooks.and_then(|hooks| hooks.planner) {
+            Some(next) => pg_sys::ffi::pg_guard_ffi_boundary(|| next(query, text, options, parameters)),
+            None => pg_sys::standard_planner(query, text, options, parameters),
+        };
+        if walk.is_some_and(|walk| walk.depends_on_role) {
+            (*plan).dependsOnRole = true;
+        }
+        plan
+    }
+}
+
+/// Asks one of ours, who may run queries to find out.
+fn asking<T>(ask: impl FnOnce() -> T) -> T {
+    struct Asking;
+    impl Drop for Asking {
+        fn drop(&mut self) {
+            IS_ASKING.set(false);
+        }
+    }
+    IS_ASKING.set(true);
+    let _asking = Asking;
+    ask()
+}
+
+/// Statements of the engine begin with this. It counts only where the engine has switched identity.
+pub const MARK: &str = "/* pg_ttl_index */ ";
+
+/// Foreign keys are about physical rows, and so is the engine. What a walsender reads is for a replica.
+///
+/// # Safety
+/// `text` is null or a C string.
+unsafe fn is_exempt(text: *const c_char) -> bool {
+    // SAFETY: reads the state of the process.
+    unsafe {
+        let begins_with = |mark: &str| !text.is_null() && CStr::from_ptr(text).to_bytes().starts_with(mark.as_bytes());
+        pg_sys::am_walsender
+            || (pg_sys::InNoForceRLSOperation() && (pg_sys::InLocalUserIdChange() || begins_with(MARK)))
+            || (super::utility::is_altering_a_table() && begins_with("SELECT fk."))
+    }
+}
+
+struct Walk {
+    decide: Decide,
+    depends_on_role: bool,
+}
+
+impl Walk {
+    /// # Safety
+    /// `query` is a valid query.
+    unsafe fn query(&mut self, query: *mut pg_sys::Query) {
+        // SAFETY: the casts follow the kind of the entry, or the node's tag.
+        unsafe {
+            let target = if (*query).commandType == pg_sys::CmdType::CMD_INSERT { (*query).resultRelation } else { 0 };
+            let mut conditions = Vec::new();
+            for (cell, index) in elements((*query).rtable).iter().zip(1..) {
+                let entry = &*cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
+                match entry.rtekind {
+                    pg_sys::RTEKind::RTE_RELATION if index != target => {
+                        conditions.extend(self.decide(entry.relid).map(|condition| (index, condition)));
+                    }
+                    pg_sys::RTEKind::RTE_SUBQUERY if !entry.subquery.is_null() => self.query(entry.subquery),
+                    _ => {}
+                }
+            }
+            if !conditions.is_empty() {
+                add(query, &conditions);
+            }
+            for cell in elements((*query).cteList) {
+                let query = (*cell.ptr_value.cast::<pg_sys::CommonTableExpr>()).ctequery;
+                if !query.is_null() && (*query).type_ == pg_sys::NodeTag::T_Query {
+                    self.query(query.cast());
+                }
+            }
+            if (*query).hasSubLinks {
+                let flags = pg_sys::QTW_IGNORE_RT_SUBQUERIES | pg_sys::QTW_IGNORE_CTE_SUBQUERIES;
+                pg_sys::query_tree_walker(query, Some(walk), ptr::from_mut(self).cast(), flags as i32);
+            }
+        }
+    }
+
+    fn decide(&mut self, relid: Oid) -> Option<Rc<Condition>> {
+        let decide = self.decide;
+        let decision = asking(|| decide(relid))?;
+        self.depends_on_role |= decision.depends_on_role;
+        decision.condition
+    }
+}
+
+/// Adds conditions to the relations at these places.
+///
+/// Nothing that could tell of a row may be called for one that is hidden: neither a function of a user, nor one of
+/// PostgreSQL's own that fails on some values. So a condition is put where policies are, and is checked before all others.
+/// Then only operators that PostgreSQL calls leakproof can use an index. Where the query has none but these and operators
+/// made for indexes, the condition stands beside them instead, and the planner is free.
+///
+/// # Safety
+/// The query is valid, and has relations at these places.
+unsafe fn add(query: *mut pg_sys::Query, conditions: &[(i32, Rc<Condition>)]) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let is_plain = [pg_sys::CmdType::CMD_SELECT, pg_sys::CmdType::CMD_UPDATE, pg_sys::CmdType::CMD_DELETE]
+            .contains(&(*query).commandType);
+        if is_plain && !may_tell((*query).jointree.cast(), ptr::null_mut()) {
+            wrap((*query).jointree.cast(), conditions);
+            return;
+        }
+        for (index, condition) in conditions {
+            let cell = &elements((*query).rtable)[*index as usize - 1];
+            let entry = &mut *cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
+            entry.securityQuals = pg_sys::lcons(condition.for_relation(*index), entry.securityQuals);
+        }
+    }
+}
+
+/// A part of a join tree in which each relation with a condition has it, below all joins: the shape that a subquery with a
+/// WHERE has when it is pulled up.
+///
+/// # Safety
+/// `node` is part of a join tree.
+unsafe fn wrap(node: *mut pg_sys::Node, conditions: &[(i32, Rc<Condition>)]) -> *mut pg_sys::Node {
+    // SAFETY: the casts follow the node's tag.
+    unsafe {
+        match (*node).type_ {
+            pg_sys::NodeTag::T_RangeTblRef => {
+                let index = (*node.cast::<pg_sys::RangeTblRef>()).rtindex;
+                match conditions.iter().find(|condition| condition.0 == index) {
+                    Some((_, condition)) => {
+                        let alone = pg_sys::lappend(ptr::null_mut(), node.cast());
+                        pg_sys::makeFromExpr(alone, condition.for_relation(index).cast()).cast()
+                    }
+                    None => node,
+                }
+            }
+            pg_sys::NodeTag::T_FromExpr => {
+                let list = (*node.cast::<pg_sys::FromExpr>()).fromlist;
+                for place in 0..elements(list).len() {
+                    let cell = (*list).elements.add(place);
+                    (*cell).ptr_value = wrap((*cell).ptr_value.cast(), conditions).cast();
+                }
+                node
+            }
+            pg_sys::NodeTag::T_JoinExpr => {
+                let join = &mut *node.cast::<pg_sys::JoinExpr>();
+                join.larg = wrap(join.larg, conditions);
+                join.rarg = wrap(join.rarg, conditions);
+                node
+            }
+            _ => node,
+        }
+    }
+}
+
+/// Whether a join tree has conditions that may call something that tells of rows.
+#[pg_guard]
+unsafe extern "C-unwind" fn may_tell(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
+    // SAFETY: the casts follow the node's tag.
+    unsafe {
+        if node.is_null() {
+            return false;
+        }
+        let tells = match (*node).type_ {
+            pg_sys::NodeTag::T_OpExpr => operator_may_tell((*node.cast::<pg_sys::OpExpr>()).opno),
+            pg_sys::NodeTag::T_ScalarArrayOpExpr => operator_may_tell((*node.cast::<pg_sys::ScalarArrayOpExpr>()).opno),
+            pg_sys::NodeTag::T_FromExpr
+            | pg_sys::NodeTag::T_JoinExpr
+            | pg_sys::NodeTag::T_RangeTblRef
+            | pg_sys::NodeTag::T_List
+            | pg_sys::NodeTag::T_BoolExpr
+            | pg_sys::NodeTag::T_NullTest
+            | pg_sys::NodeTag::T_BooleanTest
+            | pg_sys::NodeTag::T_RelabelType
+            | pg_sys::NodeTag::T_ArrayExpr
+            | pg_sys::NodeTag::T_Var
+            | pg_sys::NodeTag::T_Const
+            | pg_sys::NodeTag::T_Param
+            | pg_sys::NodeTag::T_CurrentOfExpr => false,
+            pg_sys::NodeTag::T_SubLink => true,
+            // What is not given anything of a row cannot tell of it.
+            _ if !pg_sys::contain_var_clause(node) => return false,
+            _ => true,
+        };
+        tells || pg_sys::expression_tree_walker(node, Some(may_tell), state)
+    }
+}
+
+/// `LIKE`, of text and bpchar, for which indexes on text are used too.
+const LIKE: [u32; 2] = [1209, 1211];
+
+/// # Safety
+/// Within a transaction.
+unsafe fn operator_may_tell(operator: Oid) -> bool {
+    // SAFETY: looks into the catalog caches.
+    unsafe {
+        let came_with_postgres = operator.to_u32() < pg_sys::FirstNormalObjectId;
+        if came_with_postgres && LIKE.contains(&operator.to_u32())
+            || pg_sys::get_func_leakproof(pg_sys::get_opcode(operator))
+        {
+            return false;
+        }
+        let key = pg_sys::Datum::from(operator);
+        let none = pg_sys::Datum::null();
+        let families = pg_sys::SearchSysCacheList(pg_sys::SysCacheIdentifier::AMOPOPID as i32, 1, key, none, none);
+        let is_for_indexes = (*families).n_members > 0;
+        pg_sys::ReleaseCatCacheList(families);
+        !(came_with_postgres && is_for_indexes)
+    }
+}
+
+/// Called for every node of a query's expressions, for the queries in them.
+#[pg_guard]
+unsafe extern "C-unwind" fn walk(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
+    // SAFETY: the cast follows the node's tag; the state is the walk that was begun.
+    unsafe {
+        if node.is_null() {
+            return false;
+        }
+        if (*node).type_ == pg_sys::NodeTag::T_Query {
+            (*state.cast::<Walk>()).query(node.cast());
+            return false;
+        }
+        pg_sys::expression_tree_walker(node, Some(walk), state)
+    }
+}
+
+/// A set-returning function in SQL is put into the query that calls it only after we have seen that. Not where it matters:
+/// then its own queries are planned on their own.
+#[pg_guard]
+unsafe extern "C-unwind" fn must_not_be_inlined(function: Oid) -> bool {
+    // SAFETY: looks into the catalog caches.
+    unsafe {
+        let Some(hooks) = HOOKS.get() else { return false };
+        if hooks.needs_fmgr.is_some_and(|next| pg_sys::ffi::pg_guard_ffi_boundary(|| next(function))) {
+            return true;
+        }
+        !IS_ASKING.get()
+            && pg_sys::get_func_retset(function)
+            && is_sql_function(function)
+            && pg_sys::IsTransactionState()
+            && asking(hooks.is_concerned)
+    }
+}
+
+/// `pg_language.oid` of SQL, the same in every database.
+const SQL_LANGUAGE: u32 = 14;
+
+/// # Safety
+/// Within a transaction.
+unsafe fn is_sql_function(function: Oid) -> bool {
+    // SAFETY: the tuple is valid until it is released.
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::PROCOID as i32, pg_sys::Datum::from(function));
+        if tuple.is_null() {
+            return false;
+        }
+        let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_proc>();
+        let is_sql = (*form).prolang == pg_sys::Oid::from(SQL_LANGUAGE);
+        pg_sys::ReleaseSysCache(tuple);
+        is_sql
+    }
+}

@@ -1,0 +1,113 @@
+//! Hiding expired rows from queries, from the instant of their expiry: which tables are concerned, and who may look.
+
+mod room;
+
+pub use room::made_room;
+
+use crate::catalog::{Catalog, Rule};
+use crate::error::TtlError;
+use crate::guc;
+use crate::pg::memo::Memo;
+use crate::pg::planner::{self, Condition, Decision};
+use crate::pg::transaction::Failure;
+use crate::pg::{access, identity, process, utility};
+use pgrx::pg_sys::{InvalidOid, Oid};
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// The instant by which a query decides: that of the statement the client sent, the same for all scans of all queries in
+/// it.
+const PRESENT: &str = "pg_catalog.statement_timestamp()";
+
+/// The hidden rows of this database.
+#[derive(Default)]
+struct Hidden(HashMap<Oid, Table>);
+
+/// A table, partition or child with hidden rows.
+struct Table {
+    owner: Oid,
+    /// What holds for its visible rows, as SQL.
+    visible: String,
+    /// The same, read when it is first needed; `None` if it cannot be read.
+    condition: OnceCell<Option<Rc<Condition>>>,
+}
+
+thread_local! {
+    static HIDDEN: Memo<(), Hidden> = Memo::new();
+}
+
+/// Has queries of this process not see what is hidden.
+pub fn install() {
+    planner::install(decide, is_concerned);
+    utility::install(is_restricted);
+}
+
+/// Whether there are hidden rows in this database at all.
+fn is_concerned() -> bool {
+    !hidden().0.is_empty()
+}
+
+fn decide(relid: Oid) -> Option<Decision> {
+    let hidden = hidden();
+    let table = hidden.0.get(&relid)?;
+    let wants_to_look = guc::shows_expired() || process::is_pg_dump();
+    if wants_to_look && may_look(table) {
+        return Some(Decision { depends_on_role: true, condition: None });
+    }
+    let condition = table.condition.get_or_init(|| {
+        // A rule that cannot be read hides nothing, as it removes nothing; its sweep says why.
+        identity::sandboxed_as(table.owner, || Condition::read(relid, &table.visible)).ok().map(Rc::new)
+    });
+    Some(Decision { depends_on_role: wants_to_look, condition: condition.clone() })
+}
+
+/// Whether a COPY by the current role must leave hidden rows out. A backup by those who may look does not.
+fn is_restricted(relid: Oid) -> bool {
+    hidden().0.get(&relid).is_some_and(|table| !may_look(table))
+}
+
+/// The owner and superusers may look behind the curtain.
+fn may_look(table: &Table) -> bool {
+    access::is_member_of(table.owner)
+}
+
+/// What cannot be told is an error: nobody is to see by accident what is hidden.
+fn hidden() -> Rc<Hidden> {
+    HIDDEN.with(|memo| match memo.get(&()) {
+        Some(hidden) => hidden,
+        None => memo.remember(&(), load).unwrap_or_else(|error| Failure::from(error).raise()),
+    })
+}
+
+fn load() -> Result<(Vec<Oid>, Hidden), TtlError> {
+    let catalog = match process::has_extension().then(Catalog::open) {
+        Some(Err(TtlError::NotInstalled)) | None => {
+            // Whatever changes may be the coming of the extension, which is there before its tables are.
+            return Ok((vec![InvalidOid], Hidden::default()));
+        }
+        Some(catalog) => catalog?,
+    };
+    let mut tables: HashMap<Oid, Table> = HashMap::new();
+    for (rule, relids) in catalog.hidden_rules()? {
+        for relid in relids {
+            let visible = visible(&rule);
+            tables
+                .entry(relid)
+                .and_modify(|table| table.visible = format!("({}) AND ({visible})", table.visible))
+                .or_insert_with(|| Table { owner: rule.owner, visible, condition: OnceCell::new() });
+        }
+    }
+    let mut about = vec![catalog.relid];
+    about.extend(tables.keys());
+    Ok((about, Hidden(tables)))
+}
+
+/// What holds for a row that is not hidden.
+fn visible(rule: &Rule) -> String {
+    let visible = rule.expiry.is_visible(PRESENT, rule.not_null);
+    match &rule.options.filter {
+        Some(filter) => format!("{visible} OR ({filter}) IS NOT TRUE"),
+        None => visible,
+    }
+}
