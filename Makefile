@@ -17,12 +17,13 @@ export LOGS = $(CACHE)/log/pg$(PG)
 STEP = .ci/step
 FEATURES = --no-default-features --features pg$(PG)
 
-.PHONY: help setup install demo bench test fmt clippy doc pgtest blackbox clean
+.PHONY: help setup install demo bench regress test fmt clippy doc pgtest blackbox clean
 
 help:
 	@echo 'make demo   build, start a throw-away server, and show what the extension does'
 	@echo 'make test   every check: format, lints, docs, unit tests, tests inside and against a server'
-	@echo 'make bench  what sweeping costs beside a plain DELETE'
+	@echo 'make bench  what it all costs, beside what one would write by hand'
+	@echo 'make regress  the regression tests of PostgreSQL itself, with the library and without'
 	@echo 'PG=14..18   choose the PostgreSQL version (default 15)'
 
 setup:
@@ -39,6 +40,11 @@ bench: setup
 	@$(STEP) 'build and install the extension for speed' .ci/install --release
 	@$(STEP) 'build the benchmark' cargo build --release --package pg_ttl_index_tests --bin bench
 	@"$(CARGO_TARGET_DIR)/release/bench"
+
+regress: install
+	@$(STEP) 'fetch the regression tests of PostgreSQL' .ci/source
+	@$(STEP) 'build their runner' cargo build --package pg_ttl_index_tests --bin regression
+	@"$(CARGO_TARGET_DIR)/debug/regression" "$(CACHE)/regress$(PG)"
 
 fmt:
 	@$(STEP) 'check format' cargo fmt --all --check

@@ -1,5 +1,6 @@
 //! What a backend remembers about tables, until one of them, or a rule on it, changes.
 
+use super::access;
 use super::expression::elements;
 use pgrx::pg_sys::Oid;
 use pgrx::{pg_guard, pg_sys};
@@ -92,6 +93,10 @@ unsafe extern "C-unwind" {
 
 /// The same for a relation and all that inherit from it.
 pub fn forget_tree(relid: Oid) {
+    // What was dropped has told of it.
+    if access::relation_name(relid).is_none() {
+        return;
+    }
     // SAFETY: looks into the catalog without locks; what comes or goes meanwhile tells of itself.
     let tree = unsafe {
         let lock = pg_sys::NoLock as pg_sys::LOCKMODE;

@@ -358,9 +358,9 @@ unsafe extern "C-unwind" fn must_not_be_inlined(function: Oid) -> bool {
             return true;
         }
         !IS_ASKING.get()
+            && pg_sys::IsTransactionState()
             && pg_sys::get_func_retset(function)
             && is_sql_function(function)
-            && pg_sys::IsTransactionState()
             && asking(hooks.is_concerned)
     }
 }

@@ -1,9 +1,13 @@
 //! `make bench`: what the extension costs, each row side by side with what it is compared with, in one run on one server.
 
+mod hidden;
 mod rows;
 mod sweep;
 
 use harness::{Server, Session};
+use std::io::Write;
+
+const ROUNDS: usize = 5;
 
 fn main() {
     let server = Server::start(&[
@@ -17,7 +21,7 @@ fn main() {
     setup.run("CREATE EXTENSION pg_ttl_index; SELECT ttl_stop_worker()");
     // All, or those that are named.
     let named: Vec<_> = std::env::args().skip(1).collect();
-    for (name, run) in [("sweep", sweep::run as fn(&Server)), ("rows", rows::run)] {
+    for (name, run) in [("sweep", sweep::run as fn(&Server)), ("rows", rows::run), ("hidden", hidden::run)] {
         if named.is_empty() || named.iter().any(|other| other == name) {
             run(&server);
         }
@@ -35,4 +39,35 @@ fn cpu_seconds(pid: &str) -> f64 {
     let fields: Vec<_> = stat.rsplit_once(") ").expect("a name").1.split(' ').collect();
     let ticks: u32 = fields[11..13].iter().map(|field| field.parse::<u32>().expect("a number")).sum();
     f64::from(ticks) / 100.0
+}
+
+/// Medians of two ways to do a thing, in two columns, and of the ratio round by round.
+fn side_by_side<M: Fn() -> [f64; 2]>(names: [&str; 2], columns: [M; 2], unit: &str) {
+    let mut lines = names.map(|name| format!("{name:<34}"));
+    for measure in columns {
+        let rounds: Vec<[f64; 2]> = (0..ROUNDS).map(|_| measure()).collect();
+        for (row, line) in lines.iter_mut().enumerate() {
+            let mut values: Vec<_> = rounds.iter().map(|round| round[row]).collect();
+            let mut ratios: Vec<_> = rounds.iter().map(|round| round[row] / round[0]).collect();
+            *line += &format!("{:>8.3}{unit:<2} {:>5.2}x   ", median(&mut values), median(&mut ratios));
+        }
+    }
+    lines.iter().for_each(|line| println!("{line}"));
+}
+
+/// Average milliseconds of a query by pgbench; `:id` in it is random.
+fn latency(server: &Server, protocol: &str, sql: &str, count: u32) -> f64 {
+    let script = std::env::temp_dir().join(format!("pg_ttl_index_bench_{}.sql", std::process::id()));
+    let mut file = std::fs::File::create(&script).expect("a script");
+    writeln!(file, "\\set id random(1, 100000)\n{sql};").expect("writing");
+    let output = server
+        .client_program("pgbench")
+        .args(["--no-vacuum", "--transactions", &count.to_string(), "--protocol", protocol, "--file"])
+        .arg(&script)
+        .output()
+        .expect("running pgbench");
+    std::fs::remove_file(script).expect("removing the script");
+    let report = String::from_utf8_lossy(&output.stdout).into_owned();
+    let latency = report.split("latency average = ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+    latency.unwrap_or_else(|| panic!("{report}{}", String::from_utf8_lossy(&output.stderr)))
 }

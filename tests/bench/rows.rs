@@ -1,11 +1,9 @@
 //! Telling a row's time to live, and inserting and updating rows of a table with a rule.
 
-use crate::{cpu_seconds, median};
+use crate::{cpu_seconds, latency, side_by_side};
 use harness::{Server, Session};
-use std::io::Write;
 
 const ROWS: u32 = 100_000;
-const ROUNDS: usize = 5;
 
 pub fn run(server: &Server) {
     let mut session = Session::connect(server, "postgres", "postgres");
@@ -21,7 +19,8 @@ pub fn run(server: &Server) {
     println!("{:<34}{:>14}{:>22}", "", "simple protocol", "prepared statement");
     side_by_side(
         ["SELECT by hand", "ttl_get"],
-        ["simple", "prepared"].map(|protocol| move || [by_hand, by_us].map(|sql| latency(server, protocol, sql))),
+        ["simple", "prepared"]
+            .map(|protocol| move || [by_hand, by_us].map(|sql| latency(server, protocol, sql, 20_000))),
         "ms",
     );
 
@@ -44,37 +43,6 @@ pub fn run(server: &Server) {
         ],
         "s",
     );
-}
-
-/// Medians of two ways to do a thing, in two columns, and of the ratio round by round.
-fn side_by_side<M: Fn() -> [f64; 2]>(names: [&str; 2], columns: [M; 2], unit: &str) {
-    let mut lines = names.map(|name| format!("{name:<34}"));
-    for measure in columns {
-        let rounds: Vec<[f64; 2]> = (0..ROUNDS).map(|_| measure()).collect();
-        for (row, line) in lines.iter_mut().enumerate() {
-            let mut values: Vec<_> = rounds.iter().map(|round| round[row]).collect();
-            let mut ratios: Vec<_> = rounds.iter().map(|round| round[row] / round[0]).collect();
-            *line += &format!("{:>8.3}{unit:<2} {:>5.2}x   ", median(&mut values), median(&mut ratios));
-        }
-    }
-    lines.iter().for_each(|line| println!("{line}"));
-}
-
-/// Average milliseconds of a query by pgbench.
-fn latency(server: &Server, protocol: &str, sql: &str) -> f64 {
-    let script = std::env::temp_dir().join(format!("pg_ttl_index_bench_{}.sql", std::process::id()));
-    let mut file = std::fs::File::create(&script).expect("a script");
-    writeln!(file, "\\set id random(1, {ROWS})\n{sql};").expect("writing");
-    let output = server
-        .client_program("pgbench")
-        .args(["--no-vacuum", "--transactions=20000", "--protocol", protocol, "--file"])
-        .arg(&script)
-        .output()
-        .expect("running pgbench");
-    std::fs::remove_file(script).expect("removing the script");
-    let report = String::from_utf8_lossy(&output.stdout).into_owned();
-    let latency = report.split("latency average = ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
-    latency.unwrap_or_else(|| panic!("{report}{}", String::from_utf8_lossy(&output.stderr)))
 }
 
 /// CPU seconds of the backend for a statement, on a table prepared so.
