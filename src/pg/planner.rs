@@ -105,33 +105,49 @@ pub fn forget_plans() {
     unsafe { pg_sys::ResetPlanCache() };
 }
 
-#[pg_guard]
+unsafe extern "C-unwind" {
+    /// PostgreSQL's own planner, called as it is: on its way through Rust an error would lose its context and position. So
+    /// it passes over the frame of our hook, which has nothing to clean up.
+    fn standard_planner(
+        query: *mut pg_sys::Query,
+        text: *const c_char,
+        options: c_int,
+        parameters: pg_sys::ParamListInfo,
+    ) -> *mut pg_sys::PlannedStmt;
+}
+
 unsafe extern "C-unwind" fn planner(
     query: *mut pg_sys::Query,
     text: *const c_char,
     options: c_int,
     parameters: pg_sys::ParamListInfo,
 ) -> *mut pg_sys::PlannedStmt {
-    // SAFETY: called by PostgreSQL, with a query that is ours to change.
+    // SAFETY: called by PostgreSQL, with a query that is ours to change. No value here has a destructor.
     unsafe {
-        let hooks = HOOKS.get();
-        let mut walk = hooks.map(|hooks| Walk { decide: hooks.decide, depends_on_role: false });
-        if let (Some(hooks), Some(walk)) = (hooks, walk.as_mut())
-            && !IS_ASKING.get()
-            && !is_exempt(text)
-            && asking(hooks.is_concerned)
-        {
-            walk.query(query);
-        }
-        let plan = match hooks.and_then(|hooks| hooks.planner) {
-            Some(next) => pg_sys::ffi::pg_guard_ffi_boundary(|| next(query, text, options, parameters)),
-            None => pg_sys::standard_planner(query, text, options, parameters),
+        let depends_on_role = prepare(query, text);
+        let plan = match HOOKS.get().and_then(|hooks| hooks.planner) {
+            Some(next) => next(query, text, options, parameters),
+            None => standard_planner(query, text, options, parameters),
         };
-        if walk.is_some_and(|walk| walk.depends_on_role) {
+        if depends_on_role {
             (*plan).dependsOnRole = true;
         }
         plan
     }
+}
+
+/// Adds conditions to a query; tells whether another role might get others.
+#[pg_guard]
+unsafe extern "C-unwind" fn prepare(query: *mut pg_sys::Query, text: *const c_char) -> bool {
+    let Some(hooks) = HOOKS.get() else { return false };
+    let mut walk = Walk { decide: hooks.decide, depends_on_role: false };
+    // SAFETY: as the hook was called.
+    unsafe {
+        if !IS_ASKING.get() && !is_exempt(text) && asking(hooks.is_concerned) {
+            walk.query(query);
+        }
+    }
+    walk.depends_on_role
 }
 
 /// Asks one of ours, who may run queries to find out.

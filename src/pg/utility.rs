@@ -18,7 +18,9 @@ struct Hooks {
 static HOOKS: once_cell::sync::OnceCell<Hooks> = once_cell::sync::OnceCell::new();
 
 thread_local! {
-    static ALTERING: Cell<u32> = const { Cell::new(0) };
+    /// The transaction and subtransaction in which an ALTER TABLE is under way. After an error it means nothing, because
+    /// that subtransaction is over.
+    static ALTERING: Cell<Option<(i64, u32)>> = const { Cell::new(None) };
 }
 
 pub fn install(is_restricted: IsRestricted) {
@@ -32,25 +34,28 @@ pub fn install(is_restricted: IsRestricted) {
 
 /// Whether an ALTER TABLE is under way: it checks new foreign keys by queries.
 pub fn is_altering_a_table() -> bool {
-    ALTERING.get() > 0
+    ALTERING.get().is_some_and(|altering| altering == subtransaction())
 }
 
-struct Altering;
-
-impl Altering {
-    fn begin() -> Self {
-        ALTERING.set(ALTERING.get() + 1);
-        Self
-    }
+fn subtransaction() -> (i64, u32) {
+    // SAFETY: reads the state of the transaction.
+    unsafe { (pg_sys::GetCurrentTransactionStartTimestamp(), pg_sys::GetCurrentSubTransactionId()) }
 }
 
-impl Drop for Altering {
-    fn drop(&mut self) {
-        ALTERING.set(ALTERING.get() - 1);
-    }
+unsafe extern "C-unwind" {
+    /// PostgreSQL's own, called as it is: see `planner`.
+    fn standard_ProcessUtility(
+        statement: *mut pg_sys::PlannedStmt,
+        text: *const c_char,
+        is_read_only: bool,
+        context: pg_sys::ProcessUtilityContext::Type,
+        parameters: pg_sys::ParamListInfo,
+        environment: *mut pg_sys::QueryEnvironment,
+        receiver: *mut pg_sys::DestReceiver,
+        completion: *mut pg_sys::QueryCompletion,
+    );
 }
 
-#[pg_guard]
 #[allow(clippy::too_many_arguments)]
 unsafe extern "C-unwind" fn process_utility(
     statement: *mut pg_sys::PlannedStmt,
@@ -62,33 +67,35 @@ unsafe extern "C-unwind" fn process_utility(
     receiver: *mut pg_sys::DestReceiver,
     completion: *mut pg_sys::QueryCompletion,
 ) {
-    let (mut statement, mut is_read_only) = (statement, is_read_only);
-    // SAFETY: called by PostgreSQL with a statement; the casts follow the node's tag.
+    // SAFETY: called by PostgreSQL with a statement. No value here has a destructor.
+    unsafe {
+        let prepared = prepare(statement, is_read_only);
+        let is_read_only = is_read_only && prepared == statement;
+        let outer = ALTERING.get();
+        if (*(*prepared).utilityStmt).type_ == pg_sys::NodeTag::T_AlterTableStmt {
+            ALTERING.set(Some(subtransaction()));
+        }
+        let next = HOOKS.get().and_then(|hooks| hooks.next).unwrap_or(standard_ProcessUtility);
+        next(prepared, text, is_read_only, context, parameters, environment, receiver, completion);
+        ALTERING.set(outer);
+    }
+}
+
+/// The statement that is to run instead: another only for a COPY that must be a query.
+#[pg_guard]
+unsafe extern "C-unwind" fn prepare(
+    statement: *mut pg_sys::PlannedStmt,
+    is_read_only: bool,
+) -> *mut pg_sys::PlannedStmt {
+    // SAFETY: as the hook was called; the casts follow the node's tag.
     unsafe {
         let node = (*statement).utilityStmt;
-        let _altering = ((*node).type_ == pg_sys::NodeTag::T_AlterTableStmt).then(Altering::begin);
-        if (*node).type_ == pg_sys::NodeTag::T_CopyStmt && must_be_query(node.cast()) {
-            if is_read_only {
-                statement = pg_sys::copyObjectImpl(statement.cast()).cast();
-                is_read_only = false;
-            }
-            make_query((*statement).utilityStmt.cast());
+        if (*node).type_ != pg_sys::NodeTag::T_CopyStmt || !must_be_query(node.cast()) {
+            return statement;
         }
-        match HOOKS.get().and_then(|hooks| hooks.next) {
-            Some(next) => pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                next(statement, text, is_read_only, context, parameters, environment, receiver, completion)
-            }),
-            None => pg_sys::standard_ProcessUtility(
-                statement,
-                text,
-                is_read_only,
-                context,
-                parameters,
-                environment,
-                receiver,
-                completion,
-            ),
-        }
+        let own = if is_read_only { pg_sys::copyObjectImpl(statement.cast()).cast() } else { statement };
+        make_query((*own).utilityStmt.cast());
+        own
     }
 }
 

@@ -28,7 +28,7 @@ fn main() {
 /// The output of every test.
 fn outcomes(source: &Path, name: &str, settings: &[&str]) -> BTreeMap<String, String> {
     let server = Server::start(&[settings, &["fsync=off", "max_prepared_transactions=2"]].concat());
-    let output = std::env::temp_dir().join(format!("pg_ttl_index_regress_{}", std::process::id()));
+    let output = std::env::temp_dir().join(format!("pg_ttl_index_regress_{}_{}", std::process::id(), settings.len()));
     // The server writes here, too, as a user of its own.
     for directory in [output.clone(), output.join("results"), output.join("testtablespace")] {
         std::fs::create_dir_all(&directory).expect("a directory");
@@ -64,6 +64,8 @@ fn outcomes(source: &Path, name: &str, settings: &[&str]) -> BTreeMap<String, St
             (path.file_stem().expect("a name").to_string_lossy().into_owned(), text)
         })
         .collect();
-    std::fs::remove_dir_all(output).expect("removing what the tests left");
+    if std::env::var_os("PG_TTL_KEEP").is_none() {
+        std::fs::remove_dir_all(output).expect("removing what the tests left");
+    }
     outcomes
 }
