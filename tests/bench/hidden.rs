@@ -32,7 +32,7 @@ pub fn run(server: &Server) {
         ["simple", "prepared"].map(|protocol| {
             let without = &without;
             move || {
-                [without, server].map(|server| latency(server, protocol, "SELECT n FROM other WHERE id = :id", 20_000))
+                [without, server].map(|server| latency(server, protocol, "SELECT n FROM other WHERE id = :id", 10_000))
             }
         }),
         "ms",
@@ -51,9 +51,9 @@ pub fn run(server: &Server) {
                 "SELECT sum(n) FROM by_hand WHERE at < now() - interval '1 hour' + interval '100 minutes' AND {live}"
             ),
             "SELECT sum(n) FROM hidden WHERE at < now() - interval '1 hour' + interval '100 minutes'",
-            5_000,
+            3_000,
         ),
-        ("all rows", format!("SELECT sum(n) FROM by_hand WHERE {live}"), "SELECT sum(n) FROM hidden", 100),
+        ("all rows", format!("SELECT sum(n) FROM by_hand WHERE {live}"), "SELECT sum(n) FROM hidden", 50),
     ] {
         println!("\nLive rows {name}, of {ROWS}, half of them expired.\n");
         println!("{:<34}{:>14}{:>22}", "", "simple protocol", "prepared statement");

@@ -33,3 +33,15 @@ SELECT ttl_create_index('events', 'id', interval '90 days'), ttl_create_index('e
        ttl_create_index('events', 'expires', 0), ttl_create_index('events', 'seconds', 0, unit => 's');
 INSERT INTO events SELECT gen_random_uuid(), '{"until": "2100-01-01T00:00:00Z"}', 'whenever', 0 FROM generate_series(1, 3);
 SELECT column_name, plan, expired_rows, unreadable_values FROM ttl_preview('events');
+
+\echo
+\echo '--- With hide_expired an expired row is invisible at once, and its key is free ---'
+CREATE TABLE leases (job text PRIMARY KEY, worker text, until timestamptz NOT NULL);
+SELECT ttl_pause('leases') FROM ttl_create_index('leases', 'until', 0, hide_expired => true);
+INSERT INTO leases VALUES ('nightly', 'worker 1', now() - interval '1 second');
+SELECT count(*) AS visible FROM leases;
+SET pg_ttl_index.hide_expired = off;
+SELECT count(*) AS behind_the_curtain FROM leases;
+RESET pg_ttl_index.hide_expired;
+INSERT INTO leases VALUES ('nightly', 'worker 2', now() + interval '1 minute');
+SELECT job, worker FROM leases;
