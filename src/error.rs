@@ -59,9 +59,11 @@ pub enum TtlError {
     InfiniteInstant,
     #[error("the function is for triggers that pg_ttl_index makes")]
     NotOurTrigger,
+    #[error("rows of table \"{0}\" are seen through its parent, too")]
+    HiddenPart(String),
     #[error("hide_expired needs the library in every session")]
     NotLoaded,
-    #[error("hide_expired needs a filter and an expression of PostgreSQL's own functions")]
+    #[error("hide_expired needs a filter and an expression of immutable functions and types of PostgreSQL's own")]
     HiddenByCode,
     #[error("expire_after and expire_after_seconds must not be given together")]
     TwoExpiries,
@@ -115,7 +117,8 @@ impl TtlError {
             | Self::WholeRow(_)
             | Self::NotWritable(_)
             | Self::TouchOfChildren(_)
-            | Self::HiddenByCode => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            | Self::HiddenByCode
+            | Self::HiddenPart(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Self::UnknownColumn { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
             Self::CannotExpire { .. } | Self::CannotMark { .. } | Self::CannotExpireNow(_) | Self::CannotMarkNow(_) => {
                 Code::ERRCODE_DATATYPE_MISMATCH
@@ -182,6 +185,7 @@ impl TtlError {
             Self::HiddenByCode => {
                 Some("They run in every query of the table, with the rights of whoever asks.".into())
             }
+            Self::HiddenPart(_) => Some("Register the rule on the parent.".into()),
             Self::Mode(_) => Some("Use always, nx, xx, gt or lt.".into()),
             Self::InfiniteInstant => Some("Use ttl_persist to have a row never expire.".into()),
             Self::NoRule { .. } | Self::NoRules(_) => Some("Register one with ttl_create_index.".into()),

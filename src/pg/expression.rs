@@ -21,8 +21,8 @@ pub struct Checked {
     pub type_oid: pg_sys::Oid,
     /// Whether it is nothing but a column.
     pub is_column: bool,
-    /// Functions in it that did not come with PostgreSQL.
-    pub foreign_functions: Vec<pg_sys::Oid>,
+    /// Whether it can run in anybody's query.
+    pub is_harmless: bool,
 }
 
 /// What an expression is for.
@@ -70,7 +70,7 @@ pub fn check(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked
         immutable: !mutable,
         type_oid,
         is_column,
-        foreign_functions: foreign_functions(node),
+        is_harmless: is_harmless(node),
     })
 }
 
@@ -245,37 +245,86 @@ unsafe fn is_star(node: *mut pg_sys::Node) -> bool {
     }
 }
 
-/// The functions that an expression calls and that users may have written.
-fn foreign_functions(node: *mut pg_sys::Node) -> Vec<pg_sys::Oid> {
-    let mut found: Vec<pg_sys::Oid> = Vec::new();
-    // SAFETY: `node` is an analyzed expression; the state is the list, in both calls.
-    unsafe { collect_functions(node, ptr::from_mut(&mut found).cast()) };
-    found
+/// Whether an expression can run in anybody's query: it calls nothing but functions of PostgreSQL's own, immutable and of
+/// types of its own, and ours. Others may call code of users: by a type, by a name in a text, by a cast that is to come.
+pub(super) fn is_harmless(node: *mut pg_sys::Node) -> bool {
+    // SAFETY: `node` is an analyzed expression.
+    unsafe { !may_harm(node, ptr::null_mut()) }
 }
 
 #[pg_guard]
-unsafe extern "C-unwind" fn collect_functions(node: *mut pg_sys::Node, found: *mut c_void) -> bool {
-    // SAFETY: the cast follows the node's tag; the state is passed on as it came.
+unsafe extern "C-unwind" fn may_harm(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
+    // SAFETY: `node` is null or part of an analyzed expression.
     unsafe {
         if node.is_null() {
             return false;
         }
-        if (*node).type_ == pg_sys::NodeTag::T_CoerceToDomain {
-            // A domain's checks may call anything.
-            (*found.cast::<Vec<pg_sys::Oid>>()).push(pg_sys::InvalidOid);
-        }
-        pg_sys::check_functions_in_node(node, Some(collect_function), found);
-        pg_sys::expression_tree_walker(node, Some(collect_functions), found)
+        let is_known = matches!(
+            (*node).type_,
+            pg_sys::NodeTag::T_Var
+                | pg_sys::NodeTag::T_Const
+                | pg_sys::NodeTag::T_OpExpr
+                | pg_sys::NodeTag::T_FuncExpr
+                | pg_sys::NodeTag::T_ScalarArrayOpExpr
+                | pg_sys::NodeTag::T_DistinctExpr
+                | pg_sys::NodeTag::T_NullIfExpr
+                | pg_sys::NodeTag::T_BoolExpr
+                | pg_sys::NodeTag::T_NullTest
+                | pg_sys::NodeTag::T_BooleanTest
+                | pg_sys::NodeTag::T_RelabelType
+                | pg_sys::NodeTag::T_CoerceViaIO
+                | pg_sys::NodeTag::T_CoalesceExpr
+                | pg_sys::NodeTag::T_MinMaxExpr
+                | pg_sys::NodeTag::T_CaseExpr
+                | pg_sys::NodeTag::T_CaseWhen
+                | pg_sys::NodeTag::T_CaseTestExpr
+                | pg_sys::NodeTag::T_ArrayExpr
+                | pg_sys::NodeTag::T_List
+        );
+        // A column may be of a domain: its checks are over when it is read.
+        let has_type = !matches!((*node).type_, pg_sys::NodeTag::T_List | pg_sys::NodeTag::T_CaseWhen);
+        let is_of_postgres = !has_type || is_own_type(pg_sys::getBaseType(pg_sys::exprType(node)));
+        !is_known
+            || !is_of_postgres
+            || pg_sys::check_functions_in_node(node, Some(function_may_harm), state)
+            || pg_sys::expression_tree_walker(node, Some(may_harm), state)
     }
 }
 
+/// Stable ones that our own conditions are made of.
+const HARMLESS: [&CStr; 3] = [c"statement_timestamp", c"timestamptz_mi_interval", c"extract"];
+
 #[pg_guard]
-unsafe extern "C-unwind" fn collect_function(function: pg_sys::Oid, found: *mut c_void) -> bool {
-    if function.to_u32() >= pg_sys::FirstNormalObjectId {
-        // SAFETY: the state is the list that the walk began with.
-        unsafe { (*found.cast::<Vec<pg_sys::Oid>>()).push(function) };
+unsafe extern "C-unwind" fn function_may_harm(function: pg_sys::Oid, _state: *mut c_void) -> bool {
+    // SAFETY: the tuple is valid until it is released.
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::PROCOID as i32, pg_sys::Datum::from(function));
+        if tuple.is_null() {
+            return true;
+        }
+        let form = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_proc>();
+        let name = CStr::from_ptr(form.proname.data.as_ptr());
+        let arguments = form.proargtypes.values.as_slice(form.pronargs as usize);
+        let is_own = function.to_u32() < pg_sys::FirstNormalObjectId
+            && arguments.iter().chain([&form.prorettype]).all(|type_oid| is_own_type(*type_oid))
+            && (form.provolatile == pg_sys::PROVOLATILE_IMMUTABLE as std::ffi::c_char || HARMLESS.contains(&name));
+        // Only superusers make functions in C.
+        let is_ours = form.prolang.to_u32() == C_LANGUAGE && name == c"ttl_instant";
+        pg_sys::ReleaseSysCache(tuple);
+        !is_own && !is_ours
     }
-    false
+}
+
+/// `pg_language.oid` of C, the same in every database.
+const C_LANGUAGE: u32 = 13;
+
+/// A type that came with PostgreSQL, and is what it is: neither polymorphic nor made of others.
+unsafe fn is_own_type(type_oid: pg_sys::Oid) -> bool {
+    // SAFETY: looks into the type cache.
+    let kind = unsafe { pg_sys::get_typtype(type_oid) };
+    // What a value is read from and written to is no type, but belongs to each.
+    type_oid == pg_sys::CSTRINGOID
+        || (type_oid.to_u32() < pg_sys::FirstNormalObjectId && kind == pg_sys::TYPTYPE_BASE as std::ffi::c_char)
 }
 
 fn attnums(node: *mut pg_sys::Node) -> Vec<i16> {

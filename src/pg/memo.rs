@@ -97,13 +97,17 @@ pub fn forget_tree(relid: Oid) {
     if access::relation_name(relid).is_none() {
         return;
     }
+    tree(relid).into_iter().for_each(forget);
+}
+
+/// A relation and all that inherit from it.
+pub fn tree(relid: Oid) -> Vec<Oid> {
     // SAFETY: looks into the catalog without locks; what comes or goes meanwhile tells of itself.
-    let tree = unsafe {
+    unsafe {
         let lock = pg_sys::NoLock as pg_sys::LOCKMODE;
         let tree = pg_sys::ffi::pg_guard_ffi_boundary(|| find_all_inheritors(relid, lock, std::ptr::null_mut()));
-        elements(tree).iter().map(|cell| cell.oid_value)
-    };
-    tree.for_each(forget);
+        elements(tree).iter().map(|cell| cell.oid_value).collect()
+    }
 }
 
 fn listen() {

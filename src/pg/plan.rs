@@ -1,5 +1,6 @@
 //! Statements planned once, under settings that then need not be in force while they run.
 
+use super::planner;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::spi::Spi;
@@ -8,7 +9,7 @@ use std::iter::Peekable;
 use std::slice::Iter;
 
 /// A prepared statement that keeps the plan it got when it was made, whatever its parameters.
-pub struct Plan(pg_sys::SPIPlanPtr);
+pub struct Plan(pg_sys::SPIPlanPtr, bool);
 
 /// A row's place in its table.
 pub type Tid = pg_sys::ItemPointerData;
@@ -61,11 +62,27 @@ impl Plan {
                 let count = parameters.len() as i32;
                 let plan = pg_sys::SPI_prepare_cursor(sql.as_ptr(), count, parameters.as_mut_ptr(), options);
                 pg_sys::SPI_keepplan(plan);
-                let kept = Self(plan);
-                pg_sys::ReleaseCachedPlan(pg_sys::SPI_plan_get_cached_plan(plan), pg_sys::CurrentResourceOwner);
+                let kept = Self(plan, sql.to_bytes().starts_with(planner::MARK.as_bytes()));
+                kept.make();
                 kept
             }
         })
+    }
+
+    /// Makes the plan, or makes it anew if something has changed, as a statement of the engine if it is one.
+    ///
+    /// # Safety
+    /// There is an SPI connection.
+    unsafe fn make(&self) {
+        planner::planning(if self.1 { planner::MARK } else { "" }, || {
+            // SAFETY: as promised by the caller; the plan that is pinned is released at once.
+            unsafe {
+                let plan = pg_sys::SPI_plan_get_cached_plan(self.0);
+                if !plan.is_null() {
+                    pg_sys::ReleaseCachedPlan(plan, pg_sys::CurrentResourceOwner);
+                }
+            }
+        });
     }
 
     /// Runs a statement, and tells how many rows it found or changed.
@@ -124,6 +141,9 @@ impl Plan {
             // SAFETY: within an SPI connection; the statement was planned for as many arguments of these types. A result
             // has at least one column.
             unsafe {
+                if self.1 {
+                    self.make();
+                }
                 pg_sys::SPI_execute_plan(self.0, arguments.as_mut_ptr(), std::ptr::null(), false, 0);
                 let (count, table) = (pg_sys::SPI_processed as usize, pg_sys::SPI_tuptable);
                 if table.is_null() || count == 0 {
@@ -172,6 +192,9 @@ impl Plan {
         };
         // SAFETY: as promised by the caller; a parameter list has room for as many as it was made for.
         unsafe {
+            if self.1 {
+                self.make();
+            }
             let params = pg_sys::makeParamList(values.len() as i32);
             for (param, (ptype, value)) in (*params).params.as_mut_slice(values.len()).iter_mut().zip(values) {
                 *param = pg_sys::ParamExternData { value, isnull: false, pflags: 0, ptype };

@@ -1,6 +1,6 @@
 //! Adds conditions to the tables of a query before it is planned, as row-level security does.
 
-use super::expression::{Purpose, Relation, analyze, elements};
+use super::expression::{Purpose, Relation, analyze, elements, is_harmless};
 use crate::error::TtlError;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
@@ -48,6 +48,10 @@ impl Condition {
     pub fn read(relid: Oid, text: &str) -> Result<Self, TtlError> {
         let relation = Relation::open(relid);
         let node = analyze(&relation, text, Purpose::Filter, ptr::null_mut())?;
+        // What was harmless when it was registered need not be so for ever: a cast may have come.
+        if !is_harmless(node) {
+            return Err(TtlError::HiddenByCode);
+        }
         // SAFETY: copies the expression into a context that lives as long as we do.
         unsafe {
             let context = pg_sys::AllocSetContextCreateInternal(
@@ -140,10 +144,10 @@ unsafe extern "C-unwind" fn planner(
 #[pg_guard]
 unsafe extern "C-unwind" fn prepare(query: *mut pg_sys::Query, text: *const c_char) -> bool {
     let Some(hooks) = HOOKS.get() else { return false };
-    let mut walk = Walk { decide: hooks.decide, depends_on_role: false };
+    let mut walk = Walk { decide: hooks.decide, depends_on_role: false, may_tell: None, top: query };
     // SAFETY: as the hook was called.
     unsafe {
-        if !IS_ASKING.get() && !is_exempt(text) && asking(hooks.is_concerned) {
+        if !IS_ASKING.get() && !is_exempt(query, text) && asking(hooks.is_concerned) {
             walk.query(query);
         }
     }
@@ -163,26 +167,63 @@ fn asking<T>(ask: impl FnOnce() -> T) -> T {
     ask()
 }
 
-/// Statements of the engine begin with this. It counts only where the engine has switched identity.
+/// Statements of the engine begin with this.
 pub const MARK: &str = "/* pg_ttl_index */ ";
+
+thread_local! {
+    /// Set while a statement of the engine is about to be planned, and taken by the first that is.
+    static IS_ENGINE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Plans, or has planned, a statement: one of the engine sees every row. Code that runs in it later does not.
+pub fn planning<T>(sql: &str, work: impl FnOnce() -> T) -> T {
+    struct Planning;
+    impl Drop for Planning {
+        fn drop(&mut self) {
+            IS_ENGINE.set(false);
+        }
+    }
+    IS_ENGINE.set(sql.starts_with(MARK));
+    let _planning = Planning;
+    work()
+}
 
 /// Foreign keys are about physical rows, and so is the engine. What a walsender reads is for a replica.
 ///
 /// # Safety
-/// `text` is null or a C string.
-unsafe fn is_exempt(text: *const c_char) -> bool {
+/// `query` is valid, and `text` is null or a C string.
+unsafe fn is_exempt(query: *mut pg_sys::Query, text: *const c_char) -> bool {
     // SAFETY: reads the state of the process.
     unsafe {
-        let begins_with = |mark: &str| !text.is_null() && CStr::from_ptr(text).to_bytes().starts_with(mark.as_bytes());
-        pg_sys::am_walsender
-            || (pg_sys::InNoForceRLSOperation() && (pg_sys::InLocalUserIdChange() || begins_with(MARK)))
-            || (super::utility::is_altering_a_table() && begins_with("SELECT fk."))
+        let text = if text.is_null() { c"" } else { CStr::from_ptr(text) }.to_bytes();
+        let begins_with = |beginning: &str| text.starts_with(beginning.as_bytes());
+        // A user's trigger behind a foreign key runs in the same state, but its queries look otherwise, or need the right
+        // to change the rows.
+        let is_of_foreign_key = || {
+            (*query).returningList.is_null()
+                && match (*query).commandType {
+                    pg_sys::CmdType::CMD_SELECT => {
+                        begins_with("SELECT 1 FROM (SELECT ")
+                            || (begins_with("SELECT 1 FROM ") && !(*query).rowMarks.is_null())
+                    }
+                    pg_sys::CmdType::CMD_DELETE => begins_with("DELETE FROM "),
+                    pg_sys::CmdType::CMD_UPDATE => begins_with("UPDATE "),
+                    _ => false,
+                }
+        };
+        (IS_ENGINE.take() && begins_with(MARK))
+            || pg_sys::am_walsender
+            || (pg_sys::InNoForceRLSOperation() && pg_sys::InLocalUserIdChange() && is_of_foreign_key())
+            || (begins_with("SELECT fk.") && super::utility::is_altering_a_table())
     }
 }
 
 struct Walk {
     decide: Decide,
     depends_on_role: bool,
+    /// The whole query, and whether something in it may tell of rows, once that is known.
+    top: *mut pg_sys::Query,
+    may_tell: Option<bool>,
 }
 
 impl Walk {
@@ -204,7 +245,12 @@ impl Walk {
                 }
             }
             if !conditions.is_empty() {
-                add(query, &conditions);
+                let top = self.top;
+                let may_tell = *self.may_tell.get_or_insert_with(|| query_may_tell(top, true));
+                add(query, &conditions, may_tell);
+            }
+            if target != 0 && !(*query).onConflict.is_null() {
+                self.on_conflict(query, target);
             }
             for cell in elements((*query).cteList) {
                 let query = (*cell.ptr_value.cast::<pg_sys::CommonTableExpr>()).ctequery;
@@ -215,6 +261,28 @@ impl Walk {
             if (*query).hasSubLinks {
                 let flags = pg_sys::QTW_IGNORE_RT_SUBQUERIES | pg_sys::QTW_IGNORE_CTE_SUBQUERIES;
                 pg_sys::query_tree_walker(query, Some(walk), ptr::from_mut(self).cast(), flags as i32);
+            }
+        }
+    }
+
+    /// A hidden row that there was no room to be made of is not updated either.
+    ///
+    /// # Safety
+    /// The query inserts into the relation at this place.
+    unsafe fn on_conflict(&mut self, query: *mut pg_sys::Query, target: i32) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let conflict = &mut *(*query).onConflict;
+            let cell = &elements((*query).rtable)[target as usize - 1];
+            let relid = (*cell.ptr_value.cast::<pg_sys::RangeTblEntry>()).relid;
+            if conflict.action == pg_sys::OnConflictAction::ONCONFLICT_UPDATE
+                && let Some(condition) = self.decide(relid)
+            {
+                let mut both = pg_sys::lappend(ptr::null_mut(), condition.for_relation(target));
+                if !conflict.onConflictWhere.is_null() {
+                    both = pg_sys::lappend(both, conflict.onConflictWhere.cast());
+                }
+                conflict.onConflictWhere = pg_sys::make_ands_explicit(both).cast();
             }
         }
     }
@@ -236,12 +304,12 @@ impl Walk {
 ///
 /// # Safety
 /// The query is valid, and has relations at these places.
-unsafe fn add(query: *mut pg_sys::Query, conditions: &[(i32, Rc<Condition>)]) {
+unsafe fn add(query: *mut pg_sys::Query, conditions: &[(i32, Rc<Condition>)], may_tell: bool) {
     // SAFETY: as promised by the caller.
     unsafe {
         let is_plain = [pg_sys::CmdType::CMD_SELECT, pg_sys::CmdType::CMD_UPDATE, pg_sys::CmdType::CMD_DELETE]
             .contains(&(*query).commandType);
-        if is_plain && !may_tell((*query).jointree.cast(), ptr::null_mut()) {
+        if is_plain && !may_tell {
             wrap((*query).jointree.cast(), conditions);
             return;
         }
@@ -291,7 +359,36 @@ unsafe fn wrap(node: *mut pg_sys::Node, conditions: &[(i32, Rc<Condition>)]) -> 
     }
 }
 
-/// Whether a join tree has conditions that may call something that tells of rows.
+/// Whether a query has conditions that may call something that tells of rows, or may come to have them: those of outer
+/// queries are pushed into subqueries, whose expressions they then contain.
+///
+/// # Safety
+/// `query` is valid.
+unsafe fn query_may_tell(query: *mut pg_sys::Query, is_top: bool) -> bool {
+    // SAFETY: as promised by the caller; the casts follow the kind of the entry or the node's tag.
+    unsafe {
+        let state = ptr::null_mut();
+        may_tell((*query).jointree.cast(), state)
+            || may_tell((*query).havingQual, state)
+            || (!is_top
+                && elements((*query).targetList)
+                    .iter()
+                    .any(|cell| may_tell((*cell.ptr_value.cast::<pg_sys::TargetEntry>()).expr.cast(), state)))
+            || elements((*query).rtable).iter().any(|cell| {
+                let entry = &*cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
+                entry.rtekind == pg_sys::RTEKind::RTE_SUBQUERY
+                    && !entry.subquery.is_null()
+                    && query_may_tell(entry.subquery, false)
+            })
+            || elements((*query).cteList).iter().any(|cell| {
+                let query = (*cell.ptr_value.cast::<pg_sys::CommonTableExpr>()).ctequery;
+                (*query).type_ != pg_sys::NodeTag::T_Query || query_may_tell(query.cast(), false)
+            })
+            || (is_top && (*query).hasSubLinks)
+    }
+}
+
+/// Whether an expression or join tree may call something that tells of rows.
 #[pg_guard]
 unsafe extern "C-unwind" fn may_tell(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
     // SAFETY: the casts follow the node's tag.
@@ -317,10 +414,20 @@ unsafe extern "C-unwind" fn may_tell(node: *mut pg_sys::Node, state: *mut c_void
             | pg_sys::NodeTag::T_CurrentOfExpr => false,
             pg_sys::NodeTag::T_SubLink => true,
             // What is not given anything of a row cannot tell of it.
-            _ if !pg_sys::contain_var_clause(node) => return false,
+            _ if !has_vars(node, ptr::null_mut()) => return false,
             _ => true,
         };
         tells || pg_sys::expression_tree_walker(node, Some(may_tell), state)
+    }
+}
+
+/// Whether an expression is about rows, of this query or of one around it.
+#[pg_guard]
+unsafe extern "C-unwind" fn has_vars(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
+    // SAFETY: `node` is null or part of an analyzed expression.
+    unsafe {
+        !node.is_null()
+            && ((*node).type_ == pg_sys::NodeTag::T_Var || pg_sys::expression_tree_walker(node, Some(has_vars), state))
     }
 }
 

@@ -95,6 +95,8 @@ pub fn pin_worker_settings() {
         (c"session_replication_role", c"origin"),
         (c"search_path", c"pg_catalog, pg_temp"),
         (c"plan_cache_mode", c"auto"),
+        // In a deadlock with a user, who drops the extension say, the worker gives way.
+        (c"deadlock_timeout", c"50ms"),
     ] {
         // SAFETY: names and values are C strings.
         unsafe {

@@ -66,6 +66,12 @@ unsafe fn has_delete_triggers(relation: pg_sys::Relation) -> bool {
     }
 }
 
+/// Whether a relation is a partition or child of another.
+pub fn has_parent(relid: pg_sys::Oid) -> bool {
+    // SAFETY: looks into the catalog.
+    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| has_superclass(relid)) }
+}
+
 /// How a relation is going to be used.
 #[derive(Clone, Copy, Debug)]
 pub enum Lock {

@@ -1,6 +1,7 @@
 //! The one way to run SQL: with a pinned search path.
 
 use super::identity::with_pinned_search_path;
+use super::planner;
 use crate::error::TtlError;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
@@ -17,7 +18,7 @@ pub fn read<T>(
 ) -> Result<Vec<T>, TtlError> {
     with_pinned_search_path(|| {
         Spi::connect(|client| {
-            let rows = client.select(sql, None, args)?;
+            let rows = planner::planning(sql, || client.select(sql, None, args))?;
             rows.map(|row| Ok(map(row)?)).collect()
         })
     })
@@ -44,6 +45,20 @@ pub fn peek<T>(sql: &str, map: impl Fn(Row<'_>) -> SpiResult<T>) -> Result<Vec<T
     })
 }
 
+/// Runs `work` with a snapshot of this moment, whatever the transaction sees: what is remembered beyond it must be what all
+/// others see, too.
+pub fn with_latest_snapshot<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: within a transaction; the snapshot is popped, or goes with the abort that an error brings.
+    unsafe {
+        pg_sys::InvalidateCatalogSnapshot();
+        pg_sys::PushActiveSnapshot(pg_sys::GetCatalogSnapshot(pg_sys::InvalidOid));
+    }
+    let result = work();
+    // SAFETY: pushed above.
+    unsafe { pg_sys::PopActiveSnapshot() };
+    result
+}
+
 /// Runs a statement that may write, and maps the rows it returns. It sees all that this transaction did before.
 pub fn query<T>(
     sql: &str,
@@ -52,7 +67,7 @@ pub fn query<T>(
 ) -> Result<Vec<T>, TtlError> {
     with_pinned_search_path(|| {
         Spi::connect_mut(|client| {
-            let rows = client.update(sql, None, args)?;
+            let rows = planner::planning(sql, || client.update(sql, None, args))?;
             rows.map(|row| Ok(map(row)?)).collect()
         })
     })

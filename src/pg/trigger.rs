@@ -113,6 +113,12 @@ impl Change<'_> {
         unsafe { pg_sys::heap_copy_tuple_as_datum(self.tuple(), (*self.0.tg_relation).rd_att) }
     }
 
+    /// Where the row that is being updated is; nowhere for one that is inserted.
+    pub fn old_place(&self) -> Datum {
+        // SAFETY: the tuple outlives the call of the trigger.
+        unsafe { Datum::from(&raw mut (*self.0.tg_trigtuple).t_self) }
+    }
+
     /// That row with another value, of the column's type.
     pub fn row_with(&self, column: Column, value: Datum) -> Datum {
         let (mut attnum, mut value, mut is_null) = (column.attnum, value, false);

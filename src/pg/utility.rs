@@ -18,9 +18,9 @@ struct Hooks {
 static HOOKS: once_cell::sync::OnceCell<Hooks> = once_cell::sync::OnceCell::new();
 
 thread_local! {
-    /// The transaction and subtransaction in which an ALTER TABLE is under way. After an error it means nothing, because
-    /// that subtransaction is over.
-    static ALTERING: Cell<Option<(i64, u32)>> = const { Cell::new(None) };
+    /// The transaction and subtransaction in which an ALTER TABLE is under way, and how many callbacks for errors it began
+    /// with. After an error it means nothing, because that subtransaction is over.
+    static ALTERING: Cell<Option<(i64, u32, u32)>> = const { Cell::new(None) };
 }
 
 pub fn install(is_restricted: IsRestricted) {
@@ -32,14 +32,23 @@ pub fn install(is_restricted: IsRestricted) {
     }
 }
 
-/// Whether an ALTER TABLE is under way: it checks new foreign keys by queries.
+/// Whether an ALTER TABLE is running a query of its own: it checks new foreign keys by queries. A function of a user that
+/// it calls has a callback of its own.
 pub fn is_altering_a_table() -> bool {
-    ALTERING.get().is_some_and(|altering| altering == subtransaction())
+    ALTERING.get().is_some_and(|(start, subtransaction, depth)| (start, subtransaction, depth + 1) == place())
 }
 
-fn subtransaction() -> (i64, u32) {
-    // SAFETY: reads the state of the transaction.
-    unsafe { (pg_sys::GetCurrentTransactionStartTimestamp(), pg_sys::GetCurrentSubTransactionId()) }
+/// The present subtransaction, and how deep in it we are.
+fn place() -> (i64, u32, u32) {
+    // SAFETY: reads the state of the transaction; the callbacks are a list.
+    unsafe {
+        let (mut depth, mut callback) = (0, pg_sys::error_context_stack);
+        while !callback.is_null() {
+            depth += 1;
+            callback = (*callback).previous;
+        }
+        (pg_sys::GetCurrentTransactionStartTimestamp(), pg_sys::GetCurrentSubTransactionId(), depth)
+    }
 }
 
 unsafe extern "C-unwind" {
@@ -73,7 +82,7 @@ unsafe extern "C-unwind" fn process_utility(
         let is_read_only = is_read_only && prepared == statement;
         let outer = ALTERING.get();
         if (*(*prepared).utilityStmt).type_ == pg_sys::NodeTag::T_AlterTableStmt {
-            ALTERING.set(Some(subtransaction()));
+            ALTERING.set(Some(place()));
         }
         let next = HOOKS.get().and_then(|hooks| hooks.next).unwrap_or(standard_ProcessUtility);
         next(prepared, text, is_read_only, context, parameters, environment, receiver, completion);

@@ -30,8 +30,8 @@ pub struct Subject {
     pub immutable: bool,
     /// The numbers of the columns that an expression uses.
     pub uses: Vec<i16>,
-    /// Functions in it that did not come with PostgreSQL.
-    pub foreign_functions: Vec<Oid>,
+    /// Whether it can run in anybody's query.
+    pub is_harmless: bool,
 }
 
 pub struct Column {
@@ -155,7 +155,7 @@ impl Table {
                 base_type: column.base_type,
                 immutable: true,
                 uses: Vec::new(),
-                foreign_functions: Vec::new(),
+                is_harmless: true,
             }),
             Err(unknown) if expression::is_name(text) => Err(unknown),
             // Reading an expression runs code. One that a rule has may be the words of the table's owner.
@@ -185,7 +185,7 @@ impl Table {
             base_type: base_type.to_u32(),
             immutable: checked.immutable,
             uses: checked.attnums,
-            foreign_functions: checked.foreign_functions,
+            is_harmless: checked.is_harmless,
         })
     }
 

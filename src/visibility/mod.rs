@@ -10,7 +10,8 @@ use crate::guc;
 use crate::pg::memo::Memo;
 use crate::pg::planner::{self, Condition, Decision};
 use crate::pg::transaction::Failure;
-use crate::pg::{access, identity, process, utility};
+use crate::pg::{access, identity, process, spi, utility};
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{InvalidOid, Oid};
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -56,8 +57,12 @@ fn decide(relid: Oid) -> Option<Decision> {
         return Some(Decision { depends_on_role: true, condition: None });
     }
     let condition = table.condition.get_or_init(|| {
-        // A rule that cannot be read hides nothing, as it removes nothing; its sweep says why.
-        identity::sandboxed_as(table.owner, || Condition::read(relid, &table.visible)).ok().map(Rc::new)
+        match identity::sandboxed_as(table.owner, || Condition::read(relid, &table.visible)) {
+            Ok(condition) => Some(Rc::new(condition)),
+            // A rule whose columns are gone hides nothing, as it removes nothing; its sweep says why.
+            Err(error) if error.code() == PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN => None,
+            Err(error) => Failure::from(error).raise(),
+        }
     });
     Some(Decision { depends_on_role: wants_to_look, condition: condition.clone() })
 }
@@ -76,7 +81,10 @@ fn may_look(table: &Table) -> bool {
 fn hidden() -> Rc<Hidden> {
     HIDDEN.with(|memo| match memo.get(&()) {
         Some(hidden) => hidden,
-        None => memo.remember(&(), load).unwrap_or_else(|error| Failure::from(error).raise()),
+        None => {
+            let loaded = memo.remember(&(), || spi::with_latest_snapshot(load));
+            loaded.unwrap_or_else(|error| Failure::from(error).raise())
+        }
     })
 }
 

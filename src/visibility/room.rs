@@ -4,13 +4,13 @@
 use super::PRESENT;
 use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
-use crate::pg::memo::Memo;
+use crate::pg::memo::{self, Memo};
 use crate::pg::plan::Plan;
 use crate::pg::planner::MARK;
 use crate::pg::trigger::Change;
 use crate::pg::{access, identity, spi};
 use crate::sweep;
-use pgrx::pg_sys::{Datum, Oid};
+use pgrx::pg_sys::{self, Datum, Oid};
 use std::rc::Rc;
 
 /// How room is made in a table.
@@ -39,7 +39,9 @@ pub fn made_room(change: &Change<'_>) -> Result<Datum, TtlError> {
         let in_the_way = |clearing: &&Clearing| clearing.columns.as_ref().is_none_or(|columns| change.changes(columns));
         for clearing in room.clearings.iter().filter(in_the_way) {
             // As the owner, as a sweep would, and with the same condition.
-            identity::sandboxed_as(room.owner, || clearing.plan.call::<i32>(&mut [change.as_value()]));
+            identity::sandboxed_as(room.owner, || {
+                clearing.plan.call::<i32>(&mut [change.as_value(), change.old_place()])
+            });
         }
     }
     Ok(change.row())
@@ -52,6 +54,8 @@ fn room_in(rule_id: i64, relid: Oid) -> Result<Rc<Option<Room>>, TtlError> {
             let catalog = Catalog::open()?;
             let rule = catalog.rule_with_id(rule_id)?.filter(|rule| rule.options.hide_expired && rule.mark.is_none());
             let about = vec![catalog.relid, relid, rule.as_ref().map_or(relid, |rule| rule.relid)];
+            // Anybody who may make triggers on a table can give them any number.
+            let rule = rule.filter(|rule| memo::tree(rule.relid).contains(&relid));
             Ok((about, rule.map(|rule| Room::of(&rule, relid)).transpose()?))
         }),
     })
@@ -94,21 +98,22 @@ impl Room {
                 let columns = row.get::<Vec<Option<String>>>(3)?.unwrap_or_default();
                 let is_plain = row.get(4)?.unwrap_or(false);
                 let columns = is_plain.then(|| columns.into_iter().flatten().collect());
-                Ok((text(1)?, row.get(2)?.unwrap_or_default(), columns, text(5)?))
+                Ok((text(1)?, row.get::<Oid>(2)?.unwrap_or_default(), columns, text(5)?))
             },
         )?;
         let row_type = access::row_type(relid);
-        let owner = indexes.first().map_or(rule.owner, |index| index.1);
         let clearings = indexes
             .into_iter()
+            // A sweep leaves the parts of other owners alone, too.
+            .filter(|index| index.1 == rule.owner)
             .map(|(table, _, columns, same_key)| Clearing {
                 columns,
                 plan: Plan::new(
-                    &format!("{MARK}DELETE FROM ONLY {table} WHERE {same_key} AND {expired}"),
-                    &mut [row_type],
+                    &format!("{MARK}DELETE FROM ONLY {table} WHERE {same_key} AND {expired} AND ctid <> $2"),
+                    &mut [row_type, pg_sys::TIDOID],
                 ),
             })
             .collect();
-        Ok(Self { owner, clearings })
+        Ok(Self { owner: rule.owner, clearings })
     }
 }

@@ -510,3 +510,167 @@ fn a_standby_hides_too() {
     session.run("SELECT ttl_alter_index('t', 'at', hide_expired => false)");
     replica.wait_for("EXECUTE q", "2");
 }
+
+#[test]
+fn what_hides_cannot_be_made_to_run_code_of_users() {
+    let mut db = with("");
+    let owner = db.role("owner");
+    db.session(&owner).run(
+        "CREATE FUNCTION evil(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''ran as %'', current_user; END';
+         CREATE DOMAIN dom AS text CHECK (evil(VALUE)); CREATE TYPE comp AS (a dom); CREATE TYPE pair AS (a text); CREATE VIEW spy AS SELECT evil('x');
+         CREATE TABLE t (id int, at timestamptz, doc jsonb, p pair, tags text[]); CREATE TYPE mood AS ENUM ('fine'); ALTER TABLE t ADD m mood",
+    );
+    let mut session = db.session(&owner);
+    for filter in [
+        "(jsonb_populate_record(NULL::comp, doc)) IS NOT NULL",
+        "table_to_xml('spy', true, true, '') IS NOT NULL",
+        "query_to_xml('TABLE spy', true, true, '') IS NOT NULL",
+        "p::text <> 'y'",
+        "p = ROW('x')::pair",
+        "m::text = 'x'",
+        "(doc->>'x')::dom IS NULL",
+        "array_to_string(tags, ',') = ''",
+        "at < now()",
+    ] {
+        let call = format!("SELECT ttl_create_index('t', 'at', 60, hide_expired => true, filter => $f${filter}$f$)");
+        assert!(
+            ["0A000", "42P17"].contains(&session.error(&call).code.as_str()),
+            "{filter}: {:?}",
+            session.error(&call)
+        );
+    }
+    session.run("SELECT ttl_create_index('t', 'at', 60, hide_expired => true, filter => $$doc->>'kind' = 'x' AND id > 1 AND tags IS NULL$$)");
+}
+
+#[test]
+fn room_is_made_in_the_tables_of_the_rule_alone() {
+    let mut db = with("");
+    let (owner, other) = (db.role("owner"), db.role("other"));
+    db.session(&owner).run(&format!(
+        "CREATE TABLE victim (id int PRIMARY KEY, at timestamptz, v text); INSERT INTO victim VALUES (1, '2020-01-01', 'theirs');
+         GRANT INSERT, TRIGGER ON victim TO {other}"
+    ));
+    let mut session = db.session(&other);
+    session.run("CREATE TABLE own (id int PRIMARY KEY, at timestamptz, v text); SELECT ttl_create_index('own', 'at', 60, hide_expired => true)");
+    let id = session.get("SELECT id FROM ttl_index_table");
+    session.run(&format!(
+        "CREATE TRIGGER stolen BEFORE INSERT ON victim FOR EACH ROW EXECUTE FUNCTION ttl_make_room('{id}')"
+    ));
+    assert_eq!(session.error("INSERT INTO victim VALUES (1, now(), 'mine')").code, "23505");
+    assert_eq!(db.get("SELECT v FROM victim"), "theirs");
+}
+
+#[test]
+fn nobody_passes_for_the_engine_or_a_foreign_key() {
+    let mut db = with("");
+    let (owner, reader) = (db.role("owner"), db.role("reader"));
+    db.session(&owner).run(&format!(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, v text); INSERT INTO t VALUES (1, '2020-01-01', 'dead'), (2, now(), 'live');
+         GRANT SELECT ON t TO {reader}; SELECT ttl_create_index('t', 'at', 60, hide_expired => true)"
+    ));
+    let mut session = db.session(&reader);
+    session.run(
+        "CREATE TABLE seen (v text);
+         CREATE FUNCTION look() RETURNS text LANGUAGE plpgsql AS 'BEGIN RETURN (SELECT string_agg(v, '','' ORDER BY id) FROM public.t); END';
+         CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+         DECLARE r record; BEGIN
+             INSERT INTO public.seen VALUES (public.look());
+             FOR r IN EXECUTE '/* pg_ttl_index */ SELECT v FROM public.t' LOOP INSERT INTO public.seen VALUES (r.v); END LOOP;
+             FOR r IN EXECUTE 'SELECT fk.v FROM public.t fk' LOOP INSERT INTO public.seen VALUES (r.v); END LOOP;
+             FOR r IN EXECUTE 'SELECT 1 FROM ONLY public.t x WHERE v = ''dead''' LOOP INSERT INTO public.seen VALUES ('dead'); END LOOP;
+             RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
+         END $$;
+         CREATE FUNCTION cast_it(text) RETURNS int LANGUAGE plpgsql AS $$
+         DECLARE r record; BEGIN
+             FOR r IN EXECUTE 'SELECT fk.v FROM public.t fk' LOOP INSERT INTO public.seen VALUES (r.v); END LOOP; RETURN 1;
+         END $$;
+         CREATE TABLE p (id int PRIMARY KEY); INSERT INTO p VALUES (1);
+         CREATE TABLE c (id int REFERENCES p ON DELETE CASCADE); INSERT INTO c VALUES (1);
+         CREATE TRIGGER note BEFORE DELETE ON c FOR EACH ROW EXECUTE FUNCTION note();
+         DELETE FROM p;
+         CREATE TABLE z (a text); INSERT INTO z VALUES ('x'); ALTER TABLE z ALTER a TYPE int USING public.cast_it(a);
+         CREATE TABLE own (id int PRIMARY KEY, at timestamptz); INSERT INTO own VALUES (1, '2020-01-01'), (2, '2020-01-01');
+         CREATE TRIGGER note BEFORE DELETE ON own FOR EACH ROW EXECUTE FUNCTION note();
+         SELECT ttl_create_index('own', 'at', 60, hide_expired => true);
+         INSERT INTO own VALUES (1, now()); SELECT ttl_runner('own')",
+    );
+    assert_eq!(session.get("SELECT DISTINCT v FROM seen; SELECT look()"), "live\nlive");
+    assert_eq!(session.get("SELECT count(*) FROM own"), "1");
+}
+
+#[test]
+fn nothing_tells_of_hidden_rows_through_subqueries_either() {
+    let mut db = with(
+        "CREATE TABLE t (id int, v text, at timestamptz); INSERT INTO t VALUES (1, 'dead', '2020-01-01'), (2, 'live', now());
+         SELECT ttl_create_index('t', 'at', 60, hide_expired => true); CREATE VIEW w AS SELECT * FROM t;
+         CREATE FUNCTION leak(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql COST 0.0000001 AS 'BEGIN RAISE NOTICE ''%'', $1; RETURN true; END'",
+    );
+    for query in [
+        "SELECT count(*) FROM t WHERE leak(v)",
+        "SELECT count(*) FROM (SELECT * FROM t) s WHERE leak(v)",
+        "SELECT count(*) FROM w WHERE leak(v)",
+        "WITH s AS (SELECT * FROM t) SELECT count(*) FROM s WHERE leak(v)",
+        "SELECT count(*) FROM (SELECT v FROM t UNION ALL SELECT v FROM t) s WHERE leak(v)",
+        "SELECT v FROM t GROUP BY v HAVING leak(v)",
+        "SELECT * FROM (SELECT DISTINCT v FROM t) s WHERE leak(v)",
+        "SELECT count(*) FROM t, LATERAL (SELECT 1 WHERE leak(t.v)) s",
+        "SELECT * FROM (SELECT leak(v) AS l FROM t) s WHERE l",
+        "SELECT count(*) FROM generate_series(1, 2) g WHERE EXISTS (SELECT FROM t WHERE leak(v))",
+        "UPDATE t SET id = 3 WHERE leak(v)",
+        "DELETE FROM t USING (SELECT 1) x WHERE leak(v) AND false",
+    ] {
+        db.notices();
+        db.run(query);
+        assert!(!db.notices().iter().any(|notice| notice.contains("dead")), "{query}");
+    }
+}
+
+#[test]
+fn what_an_old_snapshot_sees_is_not_remembered() {
+    let mut db = with(
+        "CREATE TABLE t (id int, at timestamptz); INSERT INTO t VALUES (1, '2020-01-01'), (2, now()); CREATE TABLE other (n int)",
+    );
+    let mut session = db.session("postgres");
+    session.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM other");
+    db.run("SELECT ttl_create_index('t', 'at', 60, hide_expired => true)");
+    assert_eq!(session.get("SELECT count(*) FROM t"), "1");
+    session.run("COMMIT");
+    assert_eq!(session.get("SELECT count(*) FROM t"), "1");
+    assert_eq!(
+        session.get("BEGIN; SELECT ttl_drop_index('t', 'at'); SELECT count(*) FROM t; SELECT ttl_create_index('t', 'at', 60, hide_expired => true); SELECT count(*) FROM t; ROLLBACK; SELECT count(*) FROM t"),
+        "t\n2\nt\n1\n1"
+    );
+}
+
+#[test]
+fn a_hidden_row_in_the_way_is_neither_shown_nor_changed() {
+    let mut db = with(
+        "CREATE TABLE soft (id int PRIMARY KEY, at timestamptz, v text, gone boolean); INSERT INTO soft VALUES (1, '2020-01-01', 'dead');
+         SELECT ttl_create_index('soft', 'at', 60, soft_delete_column => 'gone', hide_expired => true);
+         CREATE TABLE par (id int PRIMARY KEY); INSERT INTO par VALUES (1);
+         CREATE TABLE x (name text, par int REFERENCES par ON DELETE SET NULL, at timestamptz); CREATE UNIQUE INDEX ON x (lower(name));
+         INSERT INTO x VALUES ('a', 1, '2020-01-01'); SELECT ttl_create_index('x', 'at', 60, hide_expired => true)",
+    );
+    assert_eq!(
+        db.get(
+            "INSERT INTO soft VALUES (1, now(), 'new') ON CONFLICT (id) DO UPDATE SET v = soft.v || '!' RETURNING v"
+        ),
+        ""
+    );
+    assert_eq!(
+        db.get("SET pg_ttl_index.hide_expired = off; SELECT v FROM soft; RESET pg_ttl_index.hide_expired"),
+        "dead"
+    );
+    db.run("DELETE FROM par");
+    db.run("SET pg_ttl_index.hide_expired = off; UPDATE x SET at = now(); RESET pg_ttl_index.hide_expired");
+    assert_eq!(db.get("SELECT name, par FROM x"), "a|");
+}
+
+#[test]
+fn a_part_is_hidden_by_the_rule_of_its_parent() {
+    let mut db = with(
+        "CREATE TABLE p (id int, at timestamptz) PARTITION BY LIST (id); CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1)",
+    );
+    let error = db.error("SELECT ttl_create_index('p1', 'at', 60, hide_expired => true)");
+    assert_eq!((error.code.as_str(), error.hint.as_str()), ("0A000", "Register the rule on the parent."));
+}
