@@ -250,9 +250,9 @@ fn status_is_not_fooled_by_a_name_and_only_the_privileged_control_workers() {
     let mut session = db.session(&user);
     session.run("SET application_name = 'pg_ttl_index worker'");
     assert_eq!(session.get(WORKERS), "1");
-    assert_eq!(
-        db.get("SELECT application_name, state FROM ttl_worker_status() WHERE database_name = current_database()"),
-        "pg_ttl_index worker|idle"
+    db.wait_for(
+        "SELECT application_name, state FROM ttl_worker_status() WHERE database_name = current_database()",
+        "pg_ttl_index worker|idle",
     );
     for call in ["ttl_start_worker()", "ttl_stop_worker()", "ttl_wake()"] {
         assert_eq!(session.error(&format!("SELECT {call}")).code, "42501", "{call}");
