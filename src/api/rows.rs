@@ -3,7 +3,7 @@
 use crate::error::TtlError;
 use crate::pg::access::refuse_if_read_only;
 use crate::pg::regclass::Regclass;
-use crate::pg::trigger::Change;
+use crate::pg::trigger;
 use crate::registry;
 use crate::row::{self, Key, Mode, Row};
 use crate::rule::Invalid;
@@ -145,33 +145,14 @@ fn ttl_disable_touch(
 #[pg_guard]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn ttl_touch_row(call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    // SAFETY: the call we are in.
-    unsafe { trigger(call, row::touched) }
+    trigger::answer(call, row::touched)
 }
 
 /// The trigger of a table with hidden rows; its argument is the number of a rule. Declared in `sql/rows.sql`.
 #[pg_guard]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn ttl_make_room(call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    // SAFETY: the call we are in.
-    unsafe { trigger(call, visibility::made_room) }
-}
-
-/// # Safety
-/// `call` is the call we are in.
-unsafe fn trigger(
-    call: pg_sys::FunctionCallInfo,
-    work: fn(&Change<'_>) -> Result<pg_sys::Datum, TtlError>,
-) -> pg_sys::Datum {
-    // SAFETY: as promised by the caller.
-    let change = unsafe { Change::of(call) };
-    match change.ok_or(TtlError::NotOurTrigger).and_then(|change| work(&change)) {
-        Ok(row) => row,
-        Err(error) => {
-            ErrorReport::from(error).report(PgLogLevel::ERROR);
-            unreachable!("an error ends the call")
-        }
-    }
+    trigger::answer(call, visibility::made_room)
 }
 
 /// What PostgreSQL asks of a function written in C.

@@ -1,5 +1,8 @@
 //! A row that is being written, as a trigger sees it.
 
+use crate::error::TtlError;
+use pgrx::PgLogLevel;
+use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::ffi::{CStr, CString};
 
@@ -18,12 +21,26 @@ pub struct Column {
     pub type_oid: Oid,
 }
 
+/// The answer of a trigger that is fired before a row is inserted or updated: the row that `work` makes of it. `call` is the
+/// call that PostgreSQL made.
+pub fn answer(call: pg_sys::FunctionCallInfo, work: fn(&Change<'_>) -> Result<Datum, TtlError>) -> Datum {
+    // SAFETY: as the function was called.
+    let change = unsafe { Change::of(call) };
+    match change.ok_or(TtlError::NotOurTrigger).and_then(|change| work(&change)) {
+        Ok(row) => row,
+        Err(error) => {
+            ErrorReport::from(error).report(PgLogLevel::ERROR);
+            unreachable!("an error ends the call")
+        }
+    }
+}
+
 impl Change<'_> {
     /// `None` if the function was called in any other way.
     ///
     /// # Safety
     /// `call` is the call we are in.
-    pub unsafe fn of(call: pg_sys::FunctionCallInfo) -> Option<Self> {
+    unsafe fn of(call: pg_sys::FunctionCallInfo) -> Option<Self> {
         // SAFETY: the cast follows a check of the node's tag.
         unsafe {
             let context = (*call).context.cast::<pg_sys::TriggerData>();
