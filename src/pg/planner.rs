@@ -197,24 +197,31 @@ unsafe fn is_exempt(query: *mut pg_sys::Query, text: *const c_char) -> bool {
     unsafe {
         let text = if text.is_null() { c"" } else { CStr::from_ptr(text) }.to_bytes();
         let begins_with = |beginning: &str| text.starts_with(beginning.as_bytes());
-        // A user's trigger behind a foreign key runs in the same state, but its queries look otherwise, or need the right
-        // to change the rows.
-        let is_of_foreign_key = || {
-            (*query).returningList.is_null()
-                && match (*query).commandType {
-                    pg_sys::CmdType::CMD_SELECT => {
-                        begins_with("SELECT 1 FROM (SELECT ")
-                            || (begins_with("SELECT 1 FROM ") && !(*query).rowMarks.is_null())
-                    }
-                    pg_sys::CmdType::CMD_DELETE => begins_with("DELETE FROM "),
-                    pg_sys::CmdType::CMD_UPDATE => begins_with("UPDATE "),
-                    _ => false,
-                }
-        };
         (IS_ENGINE.take() && begins_with(MARK))
             || pg_sys::am_walsender
-            || (pg_sys::InNoForceRLSOperation() && pg_sys::InLocalUserIdChange() && is_of_foreign_key())
+            || (pg_sys::InNoForceRLSOperation() && pg_sys::InLocalUserIdChange() && is_about_one_relation(query))
             || (begins_with("SELECT fk.") && super::utility::is_altering_a_table())
+    }
+}
+
+/// Whether a query locks or changes the rows of one relation and does nothing else, as those of foreign keys do. A user's
+/// trigger behind a foreign key runs in the same state as they: such a query of its own needs the right to change the rows.
+///
+/// # Safety
+/// `query` is valid.
+unsafe fn is_about_one_relation(query: *mut pg_sys::Query) -> bool {
+    // SAFETY: as promised by the caller; what is looked at follows the kind of the entry.
+    unsafe {
+        let query = &*query;
+        let [cell] = elements(query.rtable) else { return false };
+        let entry = &*cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
+        let does_nothing_else = !query.hasSubLinks && query.cteList.is_null() && query.returningList.is_null();
+        does_nothing_else
+            && match entry.rtekind {
+                pg_sys::RTEKind::RTE_RELATION => query.resultRelation == 1 || !query.rowMarks.is_null(),
+                pg_sys::RTEKind::RTE_SUBQUERY => is_about_one_relation(entry.subquery),
+                _ => false,
+            }
     }
 }
 

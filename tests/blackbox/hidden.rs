@@ -578,17 +578,22 @@ fn nobody_passes_for_the_engine_or_a_foreign_key() {
              FOR r IN EXECUTE '/* pg_ttl_index */ SELECT v FROM public.t' LOOP INSERT INTO public.seen VALUES (r.v); END LOOP;
              FOR r IN EXECUTE 'SELECT fk.v FROM public.t fk' LOOP INSERT INTO public.seen VALUES (r.v); END LOOP;
              FOR r IN EXECUTE 'SELECT 1 FROM ONLY public.t x WHERE v = ''dead''' LOOP INSERT INTO public.seen VALUES ('dead'); END LOOP;
+             FOR r IN EXECUTE 'SELECT 1 FROM (SELECT v FROM public.t) x WHERE v = ''dead''' LOOP INSERT INTO public.seen VALUES ('dead'); END LOOP;
+             FOR r IN EXECUTE 'SELECT 1 FROM ONLY public.z x, public.t WHERE v = ''dead'' FOR KEY SHARE OF x' LOOP INSERT INTO public.seen VALUES ('dead'); END LOOP;
+             FOR r IN EXECUTE 'SELECT 1 FROM ONLY public.z x WHERE EXISTS (SELECT FROM public.t WHERE v = ''dead'') FOR KEY SHARE OF x' LOOP INSERT INTO public.seen VALUES ('dead'); END LOOP;
+             FOR r IN EXECUTE 'SELECT 1 FROM (SELECT a FROM public.z x WHERE EXISTS (SELECT FROM public.t WHERE v = ''dead'') FOR KEY SHARE OF x) y' LOOP INSERT INTO public.seen VALUES ('dead'); END LOOP;
              RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
          END $$;
          CREATE FUNCTION cast_it(text) RETURNS int LANGUAGE plpgsql AS $$
          DECLARE r record; BEGIN
              FOR r IN EXECUTE 'SELECT fk.v FROM public.t fk' LOOP INSERT INTO public.seen VALUES (r.v); END LOOP; RETURN 1;
          END $$;
+         CREATE TABLE z (a text); INSERT INTO z VALUES ('x');
          CREATE TABLE p (id int PRIMARY KEY); INSERT INTO p VALUES (1);
          CREATE TABLE c (id int REFERENCES p ON DELETE CASCADE); INSERT INTO c VALUES (1);
          CREATE TRIGGER note BEFORE DELETE ON c FOR EACH ROW EXECUTE FUNCTION note();
          DELETE FROM p;
-         CREATE TABLE z (a text); INSERT INTO z VALUES ('x'); ALTER TABLE z ALTER a TYPE int USING public.cast_it(a);
+         ALTER TABLE z ALTER a TYPE int USING public.cast_it(a);
          CREATE TABLE own (id int PRIMARY KEY, at timestamptz); INSERT INTO own VALUES (1, '2020-01-01'), (2, '2020-01-01');
          CREATE TRIGGER note BEFORE DELETE ON own FOR EACH ROW EXECUTE FUNCTION note();
          SELECT ttl_create_index('own', 'at', 60, hide_expired => true);
