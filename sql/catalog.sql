@@ -30,7 +30,20 @@ CREATE TABLE ttl_index_table (
     time_zone                  text NOT NULL,
     unit                       text CHECK (unit IN ('s', 'ms', 'us', 'ns', 'ulid')),
     index_method               text NOT NULL DEFAULT 'btree' CHECK (index_method IN ('btree', 'brin', 'none')),
+    "concurrently"             boolean NOT NULL DEFAULT false,
     hide_expired               boolean NOT NULL DEFAULT false,
+    purge_after                interval CHECK (purge_after >= interval '0'),
+    -- Qualified and quoted.
+    archive_to                 text,
+    on_expire                  text,
+    notify_channel             text CHECK (octet_length(notify_channel) BETWEEN 1 AND 63),
+    partition_action           text NOT NULL DEFAULT 'delete' CHECK (partition_action IN ('delete', 'drop', 'detach')),
+    run_every                  interval CHECK (run_every > interval '0'),
+    run_window                 text,
+    max_rows_per_second        integer CHECK (max_rows_per_second > 0),
+    max_rows_per_run           bigint CHECK (max_rows_per_run > 0),
+    -- Of a rule that an option purge_after has made: the rule that has it.
+    purges                     bigint UNIQUE REFERENCES ttl_index_table ON DELETE CASCADE,
     index_name                 text,
     index_created_by_extension boolean NOT NULL DEFAULT false,
     created_at                 timestamptz NOT NULL DEFAULT now(),
@@ -38,6 +51,7 @@ CREATE TABLE ttl_index_table (
     last_run                   timestamptz,
     rows_deleted_last_run      bigint NOT NULL DEFAULT 0 CHECK (rows_deleted_last_run >= 0),
     total_rows_deleted         bigint NOT NULL DEFAULT 0 CHECK (total_rows_deleted >= 0),
+    total_partitions_removed   bigint NOT NULL DEFAULT 0 CHECK (total_partitions_removed >= 0),
     last_duration              interval,
     last_error                 text,
     last_error_code            text,
@@ -65,6 +79,8 @@ CREATE TABLE ttl_binding (
     soft_delete_attnum smallint,
     filter_attnums     smallint[] NOT NULL DEFAULT '{}',
     index_relid        oid,
+    archive_relid      oid,
+    hook               oid,
     -- The names its columns had when they could not be followed: they are not tried again until they change again.
     faulty_columns     text[],
     -- The session that wrote the rule other than by registering it. While it is connected, a restore may be under way
@@ -90,6 +106,15 @@ RETURN (
     LIMIT 1
 );
 
+-- The same, but one that a worker is still making, and may drop and make again, is not there yet.
+CREATE FUNCTION ttl_ready_index(table_relid oid, index_name text, is_made_by_worker boolean) RETURNS oid
+    STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
+RETURN (
+    SELECT i.indexrelid FROM pg_index i
+    WHERE i.indexrelid = @extschema@.ttl_index_oid(table_relid, NULL, index_name)
+      AND (i.indisvalid OR NOT is_made_by_worker)
+);
+
 -- Attribute numbers of the columns so named, NULL for one that does not exist.
 CREATE FUNCTION ttl_attnums(table_relid oid, names text[]) RETURNS smallint[]
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
@@ -107,6 +132,11 @@ RETURN CASE WHEN attnums IS NOT NULL THEN (
     FROM unnest(attnums) WITH ORDINALITY AS used (attnum, position)
     LEFT JOIN pg_attribute a ON a.attrelid = table_relid AND a.attnum = used.attnum AND NOT a.attisdropped
 ) END;
+
+-- The function that a rule calls with its expired rows, NULL if there is none.
+CREATE FUNCTION ttl_hook(name text) RETURNS oid
+    STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
+RETURN to_regprocedure(name || '(regclass, jsonb)');
 
 -- Binds a rule when it is written. A restored rule whose table or column was not restored is left out, because a
 -- dump without some of its tables must not lose the other rules.
@@ -157,7 +187,8 @@ BEGIN
         WHERE rule_id = NEW.id;
     END IF;
     UPDATE @extschema@.ttl_binding
-    SET index_relid = @extschema@.ttl_index_oid(named_relid, NULL, NEW.index_name)
+    SET index_relid = @extschema@.ttl_ready_index(named_relid, NEW.index_name, NEW.concurrently),
+        archive_relid = to_regclass(NEW.archive_to), hook = @extschema@.ttl_hook(NEW.on_expire)
     WHERE rule_id = NEW.id;
     PERFORM @extschema@.ttl_forget(named_relid);
     RETURN NULL;
@@ -178,7 +209,9 @@ $$;
 
 CREATE TRIGGER ttl_count_version
     BEFORE UPDATE OF schema_name, table_name, column_name, expire_after, active, batch_size, soft_delete_column, filter,
-                     filter_columns, expression_columns, expression_type, time_zone, unit, index_method, hide_expired, index_name
+                     filter_columns, expression_columns, expression_type, time_zone, unit, index_method, "concurrently",
+                     hide_expired, purge_after, archive_to, on_expire, notify_channel, partition_action, run_every, run_window,
+                     max_rows_per_second, max_rows_per_run, index_name
     ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_count_version();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_count_version;
 
@@ -198,7 +231,7 @@ ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_tell_of_drop;
 
 CREATE TRIGGER ttl_bind
     AFTER INSERT OR UPDATE OF schema_name, table_name, column_name, soft_delete_column, filter_columns,
-                              expression_columns, index_name
+                              expression_columns, index_name, archive_to, on_expire
     ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_bind();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_bind;
 
@@ -213,6 +246,7 @@ CREATE TABLE ttl_history_log (
     started_at   timestamptz NOT NULL,
     finished_at  timestamptz NOT NULL,
     rows_removed bigint NOT NULL,
+    partitions_removed bigint NOT NULL,
     batches      bigint NOT NULL,
     blocked_rows bigint NOT NULL,
     locked_rows  bigint NOT NULL,

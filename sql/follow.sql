@@ -17,29 +17,42 @@ BEGIN
                     AND NOT EXISTS (SELECT FROM pg_attribute a
                                     WHERE a.attrelid = b.relid AND a.attnum = used.attnum AND NOT a.attisdropped));
 
+    -- Another object may come to have the identifier of one that was dropped.
+    UPDATE @extschema@.ttl_binding b
+    SET archive_relid = (SELECT oid FROM pg_class WHERE oid = b.archive_relid), hook = (SELECT oid FROM pg_proc WHERE oid = b.hook)
+    WHERE NOT EXISTS (SELECT FROM pg_class WHERE oid = b.archive_relid) AND b.archive_relid IS NOT NULL
+       OR NOT EXISTS (SELECT FROM pg_proc WHERE oid = b.hook) AND b.hook IS NOT NULL;
+
     -- A restored rule comes before its index, and is bound to it when that comes.
     UPDATE @extschema@.ttl_binding b
-    SET index_relid = @extschema@.ttl_index_oid(b.relid, NULL, t.index_name)
+    SET index_relid = @extschema@.ttl_ready_index(b.relid, t.index_name, t.concurrently)
     FROM @extschema@.ttl_index_table t
     WHERE t.id = b.rule_id AND b.index_relid IS NULL AND t.index_name IS NOT NULL
-      AND @extschema@.ttl_index_oid(b.relid, NULL, t.index_name) IS NOT NULL;
+      AND @extschema@.ttl_ready_index(b.relid, t.index_name, t.concurrently) IS NOT NULL;
 
     UPDATE @extschema@.ttl_index_table t
     SET schema_name = now.schema_name, table_name = now.table_name, column_name = now.column_name,
-        index_name = now.index_name,
+        index_name = now.index_name, archive_to = now.archive_to, on_expire = now.on_expire,
         index_created_by_extension = t.index_created_by_extension AND now.index_name IS NOT NULL
     FROM (SELECT b.rule_id, n.nspname::text AS schema_name, c.relname::text AS table_name,
                  coalesce(a.attname::text, named.column_name) AS column_name,
-                 CASE WHEN b.index_relid IS NULL THEN named.index_name ELSE i.relname::text END AS index_name
+                 CASE WHEN b.index_relid IS NULL THEN named.index_name ELSE i.relname::text END AS index_name,
+                 coalesce(archive.name, named.archive_to) AS archive_to, coalesce(hook.name, named.on_expire) AS on_expire
           FROM @extschema@.ttl_binding b
           JOIN @extschema@.ttl_index_table named ON named.id = b.rule_id
           JOIN pg_class c ON c.oid = b.relid
           JOIN pg_namespace n ON n.oid = c.relnamespace
           LEFT JOIN pg_attribute a ON a.attrelid = b.relid AND a.attnum = b.attnum
-          LEFT JOIN pg_class i ON i.oid = @extschema@.ttl_index_oid(b.relid, b.index_relid, named.index_name)) AS now
+          LEFT JOIN pg_class i ON i.oid = @extschema@.ttl_index_oid(b.relid, b.index_relid, named.index_name)
+          LEFT JOIN LATERAL (SELECT format('%I.%I', s.nspname, k.relname) AS name
+                             FROM pg_class k JOIN pg_namespace s ON s.oid = k.relnamespace
+                             WHERE k.oid = b.archive_relid) AS archive ON true
+          LEFT JOIN LATERAL (SELECT format('%I.%I', s.nspname, p.proname) AS name
+                             FROM pg_proc p JOIN pg_namespace s ON s.oid = p.pronamespace
+                             WHERE p.oid = b.hook) AS hook ON true) AS now
     WHERE t.id = now.rule_id
-      AND (t.schema_name, t.table_name, t.column_name, t.index_name)
-          IS DISTINCT FROM (now.schema_name, now.table_name, now.column_name, now.index_name);
+      AND (t.schema_name, t.table_name, t.column_name, t.index_name, t.archive_to, t.on_expire)
+          IS DISTINCT FROM (now.schema_name, now.table_name, now.column_name, now.index_name, now.archive_to, now.on_expire);
 
     FOR rule IN
         SELECT t.id, t.filter, t.filter_columns, t.soft_delete_column, t.column_name, t.expression_columns,
@@ -90,7 +103,7 @@ $$;
 CREATE EVENT TRIGGER ttl_follow_alter ON ddl_command_end
     -- ALTER VIEW and its kind rename tables, too.
     WHEN TAG IN ('ALTER TABLE', 'ALTER VIEW', 'ALTER MATERIALIZED VIEW', 'ALTER FOREIGN TABLE', 'ALTER INDEX',
-                 'CREATE INDEX', 'ALTER SCHEMA', 'ALTER TYPE')
+                 'CREATE INDEX', 'ALTER SCHEMA', 'ALTER TYPE', 'ALTER FUNCTION', 'ALTER ROUTINE')
     EXECUTE FUNCTION ttl_follow_ddl();
 CREATE EVENT TRIGGER ttl_follow_drop ON sql_drop EXECUTE FUNCTION ttl_follow_ddl();
 ALTER EVENT TRIGGER ttl_follow_alter ENABLE ALWAYS;

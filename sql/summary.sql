@@ -28,7 +28,20 @@ CREATE FUNCTION ttl_summary() RETURNS TABLE (
     time_zone text,
     index_method text,
     unit text,
-    hide_expired boolean
+    hide_expired boolean,
+    hold text,
+    index_state text,
+    index_concurrently boolean,
+    purge_after interval,
+    archive_to text,
+    on_expire text,
+    notify_channel text,
+    partition_action text,
+    run_every interval,
+    run_window text,
+    max_rows_per_second integer,
+    max_rows_per_run bigint,
+    total_partitions_removed bigint
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -36,17 +49,44 @@ AS $$
            coalesce(t.batch_size, @extschema@.ttl_default_batch_size()), t.active,
            t.last_run, now() - t.last_run, t.rows_deleted_last_run, t.total_rows_deleted,
            t.index_name, t.soft_delete_column,
-           CASE WHEN t.soft_delete_column IS NULL THEN 'hard_delete' ELSE 'soft_delete' END,
+           CASE WHEN t.soft_delete_column IS NOT NULL THEN 'soft_delete'
+                WHEN t.archive_to IS NOT NULL THEN 'archive'
+                WHEN t.purges IS NOT NULL THEN 'purge'
+                ELSE 'hard_delete'
+           END,
            CASE WHEN NOT t.active THEN 'paused'
                 WHEN t.last_error IS NOT NULL AND (t.blocked_rows = 0 OR t.consecutive_failures > 0) THEN 'error'
                 WHEN t.blocked_rows > 0 THEN 'blocked'
                 ELSE 'active'
            END,
-           CASE WHEN t.active THEN greatest(@extschema@.ttl_next_pass(), t.retry_at) END,
+           CASE WHEN t.active
+                THEN greatest(@extschema@.ttl_next_pass(), t.retry_at, t.last_run + t.run_every,
+                              CASE WHEN NOT run_window.is_open THEN run_window.until END)
+           END,
            t.last_error_code || ': ' || t.last_error, t.last_error_at, t.consecutive_failures, t.last_duration,
            t.blocked_rows, @extschema@.ttl_lag(t.id), t.locked_rows, t.skipped_parts,
-           t.expire_after, t.filter, t.time_zone, t.index_method, t.unit, t.hide_expired
+           t.expire_after, t.filter, t.time_zone, t.index_method, t.unit, t.hide_expired,
+           CASE WHEN NOT t.active THEN NULL
+                WHEN sweep.hold IS NOT NULL THEN sweep.hold
+                WHEN NOT run_window.is_open THEN 'run_window'
+                WHEN t.concurrently AND index.state <> 'valid' THEN 'concurrently'
+           END,
+           index.state, t.concurrently, t.purge_after, t.archive_to, t.on_expire, t.notify_channel, t.partition_action,
+           t.run_every, t.run_window, t.max_rows_per_second, t.max_rows_per_run, t.total_partitions_removed
     FROM @extschema@.ttl_index_table t
+    LEFT JOIN (SELECT rule_id, max(hold) AS hold FROM @extschema@.ttl_progress_slots() GROUP BY rule_id) AS sweep
+           ON sweep.rule_id = t.id
+    LEFT JOIN LATERAL @extschema@.ttl_run_window(t.run_window, t.time_zone, now()) AS run_window ON true
+    LEFT JOIN LATERAL (
+        SELECT CASE WHEN t.index_name IS NULL THEN 'none'
+                    WHEN i.indexrelid IS NULL THEN 'pending'
+                    WHEN i.indisvalid THEN 'valid'
+                    WHEN t.concurrently AND t.last_error IS NULL THEN 'building'
+                    ELSE 'invalid'
+               END AS state
+        FROM @extschema@.ttl_binding b
+        LEFT JOIN pg_index i ON i.indexrelid = @extschema@.ttl_index_oid(b.relid, b.index_relid, t.index_name)
+        WHERE b.rule_id = t.id) AS index ON true
     ORDER BY t.schema_name, t.table_name, t.column_name
 $$;
 

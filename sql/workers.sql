@@ -29,15 +29,16 @@ CREATE FUNCTION ttl_progress() RETURNS TABLE (
     batches bigint,
     rows_per_second double precision,
     started_at timestamptz,
-    relation regclass
+    relation regclass,
+    hold text
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT s.pid, t.schema_name, t.table_name, t.column_name,
-           CASE WHEN s.batches = 0 THEN 'looking' ELSE 'removing' END,
+           CASE WHEN s.hold IS NOT NULL THEN 'waiting' WHEN s.batches = 0 THEN 'looking' ELSE 'removing' END,
            s.rows_removed, s.estimated_rows, s.batches,
            s.rows_removed / nullif(extract(epoch FROM clock_timestamp() - s.started_at), 0)::double precision,
-           s.started_at, s.relid::regclass
+           s.started_at, s.relid::regclass, s.hold
     FROM @extschema@.ttl_progress_slots() s JOIN @extschema@.ttl_index_table t ON t.id = s.rule_id
 $$;
 

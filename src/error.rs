@@ -1,7 +1,7 @@
 //! Every error the extension raises of its own: one variant, one SQLSTATE, a hint where a user can act.
 
 use crate::pg::expression::Purpose;
-use crate::rule::{Invalid, Mark, Source};
+use crate::rule::{Invalid, Mark, Options, Source};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgSqlErrorCode as Code, function_name};
 
@@ -67,8 +67,6 @@ pub enum TtlError {
     HiddenByCode,
     #[error("expire_after and expire_after_seconds must not be given together")]
     TwoExpiries,
-    #[error("option \"{0}\" must not be both given and reset")]
-    GivenAndReset(String),
     #[error("invalid {purpose}: {message}")]
     Expression { purpose: Purpose, code: Code, message: String },
     #[error("a TTL {0} must be a single expression")]
@@ -85,6 +83,32 @@ pub enum TtlError {
     NotImmutable,
     #[error("triggers of table {0}, behind a foreign key, would run with the rights of another role")]
     CascadeTriggers(String),
+    #[error("permission denied for schema {0}")]
+    SchemaPermission(String),
+    #[error("archive table {0} must have the owner of the table")]
+    ArchiveOwner(String),
+    #[error("rows of table {0} cannot be archived in itself")]
+    ArchiveIsSource(String),
+    #[error("archive table {archive} lacks column \"{column}\"")]
+    ArchiveLacks { archive: String, column: String },
+    #[error("column \"{column}\" of archive table {archive} has a type that cannot hold every value")]
+    ArchiveType { archive: String, column: String },
+    #[error("column \"{column}\" of archive table {archive} would have no value")]
+    ArchiveNeeds { archive: String, column: String },
+    #[error("the archive table has not taken every row")]
+    ArchiveRefused,
+    #[error("function {0} cannot be called with expired rows")]
+    HookArguments(String),
+    #[error("the table's owner must be allowed to call function {0}")]
+    HookPermission(String),
+    #[error("rows of table \"{0}\" are not in partitions")]
+    NotPartitioned(String),
+    #[error("soft delete column \"{0}\" does not tell when a row was deleted")]
+    PurgeOfFlag(String),
+    #[error("there is a TTL rule on column \"{0}\" already")]
+    PurgeTaken(String),
+    #[error("the TTL rule on column \"{column}\" is there to purge for another")]
+    IsPurge { column: String },
     #[error("ttl_sweep cannot run inside a transaction block")]
     CannotCommit,
     #[error("extension pg_ttl_index is not installed in this database")]
@@ -106,11 +130,15 @@ impl TtlError {
             | Self::Constant
             | Self::KeyShape { .. }
             | Self::Mode(_)
-            | Self::InfiniteInstant
-            | Self::GivenAndReset(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
+            | Self::InfiniteInstant => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Self::UnknownTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
             Self::NotATable { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
-            Self::SystemTable(_) | Self::NotOwner(_) | Self::CascadeTriggers(_) => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            Self::SystemTable(_)
+            | Self::NotOwner(_)
+            | Self::CascadeTriggers(_)
+            | Self::SchemaPermission(_)
+            | Self::ArchiveOwner(_)
+            | Self::HookPermission(_) => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
             Self::TemporaryTable
             | Self::NotAHeap(_)
             | Self::Subquery(_)
@@ -118,14 +146,23 @@ impl TtlError {
             | Self::NotWritable(_)
             | Self::TouchOfChildren(_)
             | Self::HiddenByCode
+            | Self::NotPartitioned(_)
             | Self::HiddenPart(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
-            Self::UnknownColumn { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
-            Self::CannotExpire { .. } | Self::CannotMark { .. } | Self::CannotExpireNow(_) | Self::CannotMarkNow(_) => {
-                Code::ERRCODE_DATATYPE_MISMATCH
-            }
+            Self::UnknownColumn { .. } | Self::ArchiveLacks { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
+            Self::CannotExpire { .. }
+            | Self::CannotMark { .. }
+            | Self::CannotExpireNow(_)
+            | Self::CannotMarkNow(_)
+            | Self::PurgeOfFlag(_)
+            | Self::ArchiveType { .. } => Code::ERRCODE_DATATYPE_MISMATCH,
+            Self::ArchiveNeeds { .. } => Code::ERRCODE_NOT_NULL_VIOLATION,
+            Self::ArchiveIsSource(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
+            Self::ArchiveRefused => Code::ERRCODE_TRIGGERED_ACTION_EXCEPTION,
+            Self::HookArguments(_) => Code::ERRCODE_INVALID_FUNCTION_DEFINITION,
+            Self::PurgeTaken(_) => Code::ERRCODE_DUPLICATE_OBJECT,
             Self::MarkIsGenerated(_) => Code::ERRCODE_GENERATED_ALWAYS,
             Self::AmbiguousRule { .. } => Code::ERRCODE_AMBIGUOUS_COLUMN,
-            Self::NoClock(_) | Self::NotLoaded => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Self::NoClock(_) | Self::NotLoaded | Self::IsPurge { .. } => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             Self::NotOurTrigger => Code::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
             Self::NoRule { .. } | Self::NoRules(_) | Self::NoPrimaryKey(_) | Self::NotInstalled => {
                 Code::ERRCODE_UNDEFINED_OBJECT
@@ -136,6 +173,12 @@ impl TtlError {
             Self::Volatile(_) | Self::NotImmutable => Code::ERRCODE_INVALID_OBJECT_DEFINITION,
             Self::Spi(_) => Code::ERRCODE_INTERNAL_ERROR,
         }
+    }
+
+    /// Raises it as an error of the present (sub)transaction.
+    pub fn raise(self) -> ! {
+        ErrorReport::from(self).report(pgrx::PgLogLevel::ERROR);
+        unreachable!("an error does not return")
     }
 
     fn detail(&self) -> Option<String> {
@@ -157,9 +200,27 @@ impl TtlError {
                 Some("Use 0 if the column itself holds the instant of expiry.".into())
             }
             Self::Invalid(Invalid::IndexMethod(_)) => Some("Use btree, brin or none.".into()),
-            Self::Invalid(Invalid::Reset(_)) => {
-                Some("Options with a default are batch_size, soft_delete_column, filter, unit, index_method and hide_expired.".into())
+            Self::Invalid(Invalid::PartitionAction(_)) => Some("Use delete, drop or detach.".into()),
+            Self::Invalid(Invalid::Window(_)) => {
+                Some("Give days if not all, local start and end, and a time zone if not the rule's: 'Mon-Fri 22:00-06:00 Europe/Paris'.".into())
             }
+            Self::Invalid(Invalid::Alone(_, needs)) => Some(needs.hint().into()),
+            Self::Invalid(Invalid::Reset(_)) => {
+                Some(format!("Options with a default are {}.", Options::resettable().join(", ")))
+            }
+            Self::ArchiveOwner(_) => Some("Its triggers run with the rights of the table's owner.".into()),
+            Self::ArchiveLacks { .. } | Self::ArchiveType { .. } => {
+                Some("An archive made with CREATE TABLE … (LIKE …) has the columns it needs.".into())
+            }
+            Self::ArchiveNeeds { .. } => Some("Give it a default, or let it be null.".into()),
+            Self::ArchiveRefused => Some("A trigger or rule keeps rows out.".into()),
+            Self::HookArguments(_) => {
+                Some("Its arguments are the table and a JSON array of rows: (regclass, jsonb).".into())
+            }
+            Self::NotPartitioned(_) => Some("There is nothing to drop or detach.".into()),
+            Self::PurgeOfFlag(_) => Some("Use a column of type timestamp with time zone.".into()),
+            Self::PurgeTaken(_) => Some("Drop that rule: purge_after makes one of its own.".into()),
+            Self::IsPurge { .. } => Some("Change purge_after of the other rule.".into()),
             Self::NotATable { .. } => Some("TTL rules stand on tables and partitioned tables.".into()),
             Self::TemporaryTable => Some("A temporary table is invisible to the background worker.".into()),
             Self::NotAHeap(_) => Some(

@@ -1,8 +1,9 @@
 //! Every setting of the extension.
 
 use crate::pg::planner;
+use crate::pg::setting::{self, Quantity};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_guard};
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::time::Duration;
 
 /// Whether workers sweep at all.
@@ -21,6 +22,13 @@ static LOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 static BATCH_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(300_000);
 /// Minutes that the history of a sweep is kept.
 static HISTORY_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(7 * 24 * 60);
+
+/// Rows that all sweeps of the server together remove in a second; 0 is as many as they can.
+static MAX_ROWS_PER_SECOND: GucSetting<i32> = GucSetting::<i32>::new(0);
+/// Kilobytes of log that all of them write in a second; 0 is as many as they do.
+static MAX_WAL_PER_SECOND: GucSetting<i32> = GucSetting::<i32>::new(0);
+/// How far a standby or slot may be behind before sweeps wait: bytes or a time, with a unit; empty is any.
+static MAX_REPLICA_LAG: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 
 /// Whether this session sees what is hidden from others, if it may.
 static HIDE_EXPIRED: GucSetting<bool> = GucSetting::<bool>::new(true);
@@ -107,6 +115,28 @@ pub fn init() {
         i32::MAX,
         GucFlags::UNIT_MIN,
     );
+    int(
+        c"pg_ttl_index.max_rows_per_second",
+        c"Sets how many rows all sweeps of the server may remove in a second.",
+        &MAX_ROWS_PER_SECOND,
+        0,
+        i32::MAX,
+        GucFlags::default(),
+    );
+    int(
+        c"pg_ttl_index.max_wal_per_second",
+        c"Sets how much write-ahead log all sweeps of the server may write in a second.",
+        &MAX_WAL_PER_SECOND,
+        0,
+        i32::MAX,
+        GucFlags::UNIT_KB,
+    );
+    setting::define_quantity(
+        c"pg_ttl_index.max_replica_lag",
+        c"Sets how far a standby or replication slot may lag before sweeps wait.",
+        c"An amount of write-ahead log or a time, with a unit; empty does not wait.",
+        &MAX_REPLICA_LAG,
+    );
     crate::pg::access::reserve_setting_prefix(c"pg_ttl_index");
 }
 
@@ -140,6 +170,30 @@ pub fn batch_timeout_ms() -> i32 {
 
 pub fn history_retention() -> Duration {
     Duration::from_secs(u64::from(HISTORY_RETENTION.get().unsigned_abs()) * 60)
+}
+
+pub fn max_rows_per_second() -> Option<i32> {
+    Some(MAX_ROWS_PER_SECOND.get()).filter(|rate| *rate > 0)
+}
+
+/// In bytes.
+pub fn max_wal_per_second() -> Option<i64> {
+    Some(i64::from(MAX_WAL_PER_SECOND.get()) * 1024).filter(|rate| *rate > 0)
+}
+
+/// How far standbys may be behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplicaLag {
+    Bytes(i64),
+    Time(Duration),
+}
+
+pub fn max_replica_lag() -> Option<ReplicaLag> {
+    let text = MAX_REPLICA_LAG.get()?;
+    match setting::quantity(&text)? {
+        Quantity::Kilobytes(amount) => Some(ReplicaLag::Bytes(i64::from(amount) * 1024)),
+        Quantity::Milliseconds(time) => Some(ReplicaLag::Time(Duration::from_millis(time.unsigned_abs().into()))),
+    }
 }
 
 /// Plans that were made under the other value hide too much or too little.

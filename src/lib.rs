@@ -4,6 +4,7 @@
 //! `docs/architecture.md` tells the rest.
 
 mod api;
+mod archive;
 mod catalog;
 mod error;
 mod guc;
@@ -24,7 +25,14 @@ extension_sql_file!("../sql/follow.sql", name = "follow", requires = ["catalog",
 extension_sql_file!(
     "../sql/summary.sql",
     name = "summary",
-    requires = ["catalog", api::rules::ttl_default_batch_size, api::workers::ttl_lag, api::workers::ttl_next_pass]
+    requires = [
+        "catalog",
+        api::rules::ttl_default_batch_size,
+        api::workers::ttl_lag,
+        api::workers::ttl_next_pass,
+        api::workers::ttl_progress_slots,
+        api::workers::ttl_run_window
+    ]
 );
 extension_sql_file!("../sql/workers.sql", name = "workers", requires = ["catalog", api::workers::ttl_progress_slots]);
 extension_sql_file!("../sql/rows.sql", name = "rows");

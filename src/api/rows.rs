@@ -2,7 +2,7 @@
 
 use crate::error::TtlError;
 use crate::pg::access::refuse_if_read_only;
-use crate::pg::regclass::Regclass;
+use crate::pg::names::Regclass;
 use crate::pg::trigger;
 use crate::registry;
 use crate::row::{self, Key, Mode, Row};

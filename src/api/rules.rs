@@ -2,84 +2,115 @@
 
 use crate::error::TtlError;
 use crate::pg::access::refuse_if_read_only;
-use crate::pg::regclass::Regclass;
-use crate::rule::{Given, Invalid, Ttl};
+use crate::pg::names::{Regclass, Regprocedure};
+use crate::rule::{Given, IndexMethod, Invalid, PartitionAction, Ttl, Window};
 use crate::{guc, registry};
 use pgrx::datum::Interval;
 use pgrx::pg_sys::Oid;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
-/// Registers a rule whose time to live is a number of seconds.
-#[pg_extern(name = "ttl_create_index")]
-#[allow(clippy::too_many_arguments)]
-fn ttl_create_index_seconds(
-    table_name: Option<Regclass>,
-    column_name: Option<&str>,
-    expire_after_seconds: Option<i32>,
-    batch_size: default!(Option<i32>, "NULL"),
-    soft_delete_column: default!(Option<String>, "NULL"),
-    filter: default!(Option<String>, "NULL"),
-    time_zone: default!(Option<String>, "NULL"),
-    index_method: default!(Option<String>, "NULL"),
-    unit: default!(Option<String>, "NULL"),
-    hide_expired: default!(Option<bool>, "NULL"),
-) -> Result<bool, ErrorReport> {
-    let expire_after = expire_after_seconds.map(ttl_of_seconds).transpose()?;
-    let given =
-        Given { expire_after, batch_size, soft_delete_column, filter, time_zone, unit, index_method, hide_expired };
-    create(table_name, column_name, given)
-}
-
-/// Registers a rule whose time to live is an interval, months and days kept as such.
-#[pg_extern(name = "ttl_create_index")]
-#[allow(clippy::too_many_arguments)]
-fn ttl_create_index_interval(
-    table_name: Option<Regclass>,
-    column_name: Option<&str>,
-    expire_after: Option<Interval>,
-    batch_size: default!(Option<i32>, "NULL"),
-    soft_delete_column: default!(Option<String>, "NULL"),
-    filter: default!(Option<String>, "NULL"),
-    time_zone: default!(Option<String>, "NULL"),
-    index_method: default!(Option<String>, "NULL"),
-    unit: default!(Option<String>, "NULL"),
-    hide_expired: default!(Option<bool>, "NULL"),
-) -> Result<bool, ErrorReport> {
-    let expire_after = expire_after.map(ttl_of_interval).transpose()?;
-    let given =
-        Given { expire_after, batch_size, soft_delete_column, filter, time_zone, unit, index_method, hide_expired };
-    create(table_name, column_name, given)
-}
-
-/// Changes only what is given; `reset` names the options to put back to their defaults.
-#[pg_extern]
-#[allow(clippy::too_many_arguments)]
-fn ttl_alter_index(
-    table_name: Option<Regclass>,
-    column_name: Option<&str>,
-    expire_after: default!(Option<Interval>, "NULL"),
-    batch_size: default!(Option<i32>, "NULL"),
-    soft_delete_column: default!(Option<String>, "NULL"),
-    filter: default!(Option<String>, "NULL"),
-    time_zone: default!(Option<String>, "NULL"),
-    index_method: default!(Option<String>, "NULL"),
-    expire_after_seconds: default!(Option<i32>, "NULL"),
-    unit: default!(Option<String>, "NULL"),
-    hide_expired: default!(Option<bool>, "NULL"),
-    reset: default!(Option<Vec<String>>, "NULL"),
-) -> Result<bool, ErrorReport> {
-    refuse_if_read_only("ttl_alter_index()");
-    let expire_after = match (expire_after, expire_after_seconds) {
-        (Some(_), Some(_)) => return Err(TtlError::TwoExpiries.into()),
-        (Some(interval), None) => Some(ttl_of_interval(interval)?),
-        (None, Some(seconds)) => Some(ttl_of_seconds(seconds)?),
-        (None, None) => None,
+/// Makes a function with these arguments of its own and all options, so that their list stands here once. The body gets
+/// what was given.
+macro_rules! with_options {
+    ($(#[$($attribute:tt)*])* fn $name:ident($($own:tt)*) |$given:ident| $body:block) => {
+        $(#[$($attribute)*])*
+        #[allow(clippy::too_many_arguments)]
+        fn $name(
+            $($own)*
+            batch_size: default!(Option<i32>, "NULL"),
+            soft_delete_column: default!(Option<String>, "NULL"),
+            filter: default!(Option<String>, "NULL"),
+            time_zone: default!(Option<String>, "NULL"),
+            unit: default!(Option<String>, "NULL"),
+            index_method: default!(Option<&str>, "NULL"),
+            concurrently: default!(Option<bool>, "NULL"),
+            hide_expired: default!(Option<bool>, "NULL"),
+            purge_after: default!(Option<Interval>, "NULL"),
+            archive_to: default!(Option<Regclass>, "NULL"),
+            on_expire: default!(Option<Regprocedure>, "NULL"),
+            notify_channel: default!(Option<String>, "NULL"),
+            partition_action: default!(Option<&str>, "NULL"),
+            run_every: default!(Option<Interval>, "NULL"),
+            run_window: default!(Option<&str>, "NULL"),
+            max_rows_per_second: default!(Option<i32>, "NULL"),
+            max_rows_per_run: default!(Option<i64>, "NULL"),
+        ) -> Result<bool, ErrorReport> {
+            let read = || {
+                Ok::<_, TtlError>(Given {
+                    expire_after: None,
+                    batch_size,
+                    soft_delete_column,
+                    filter,
+                    time_zone,
+                    unit,
+                    index_method: index_method.map(IndexMethod::parse).transpose()?,
+                    concurrently,
+                    hide_expired,
+                    purge_after: purge_after.map(ttl_of_interval).transpose()?,
+                    archive_to: archive_to.map(registry::table_name).transpose()?,
+                    on_expire: on_expire.map(registry::function_name).transpose()?,
+                    notify_channel,
+                    partition_action: partition_action.map(PartitionAction::parse).transpose()?,
+                    run_every: run_every.map(ttl_of_interval).transpose()?,
+                    run_window: run_window.map(Window::parse).transpose()?,
+                    max_rows_per_second,
+                    max_rows_per_run,
+                })
+            };
+            let $given = read()?;
+            $body
+        }
     };
-    let given =
-        Given { expire_after, batch_size, soft_delete_column, filter, time_zone, unit, index_method, hide_expired };
-    registry::alter(table(table_name)?, column(column_name)?, given, &reset.unwrap_or_default())?;
-    Ok(true)
+}
+
+with_options! {
+    /// Registers a rule whose time to live is a number of seconds.
+    #[pg_extern(name = "ttl_create_index")]
+    fn ttl_create_index_seconds(
+        table_name: Option<Regclass>,
+        column_name: Option<&str>,
+        expire_after_seconds: Option<i32>,
+    ) |given| {
+        let expire_after = expire_after_seconds.map(ttl_of_seconds).transpose()?;
+        create(table_name, column_name, Given { expire_after, ..given })
+    }
+}
+
+with_options! {
+    /// Registers a rule whose time to live is an interval, months and days kept as such.
+    #[pg_extern(name = "ttl_create_index")]
+    fn ttl_create_index_interval(
+        table_name: Option<Regclass>,
+        column_name: Option<&str>,
+        expire_after: Option<Interval>,
+    ) |given| {
+        let expire_after = expire_after.map(ttl_of_interval).transpose()?;
+        create(table_name, column_name, Given { expire_after, ..given })
+    }
+}
+
+with_options! {
+    /// Changes only what is given; `reset` names the options to put back to their defaults.
+    #[pg_extern]
+    fn ttl_alter_index(
+        table_name: Option<Regclass>,
+        column_name: Option<&str>,
+        expire_after: default!(Option<Interval>, "NULL"),
+        expire_after_seconds: default!(Option<i32>, "NULL"),
+        reset: default!(Option<Vec<String>>, "NULL"),
+    ) |given| {
+        refuse_if_read_only("ttl_alter_index()");
+        let expire_after = match (expire_after, expire_after_seconds) {
+            (Some(_), Some(_)) => return Err(TtlError::TwoExpiries.into()),
+            (Some(interval), None) => Some(ttl_of_interval(interval)?),
+            (None, Some(seconds)) => Some(ttl_of_seconds(seconds)?),
+            (None, None) => None,
+        };
+        let given = Given { expire_after, ..given };
+        registry::alter(table(table_name)?, column(column_name)?, given, &reset.unwrap_or_default())?;
+        Ok(true)
+    }
 }
 
 /// Removes a rule; `false` where there was none.

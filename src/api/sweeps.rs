@@ -1,10 +1,10 @@
 //! Sweeping on request.
 
-use crate::catalog::Trigger;
+use crate::catalog::{Catalog, Trigger};
 use crate::error::TtlError;
 use crate::pg::access::refuse_if_read_only;
+use crate::pg::names::Regclass;
 use crate::pg::procedure;
-use crate::pg::regclass::Regclass;
 use crate::pg::transaction::Scope;
 use crate::registry;
 use crate::rule::Invalid;
@@ -33,10 +33,13 @@ fn ttl_preview(
             name!(expired_rows, i64),
             name!(oldest_value, Option<String>),
             name!(expired_bytes, i64),
-            name!(plan, String),
+            name!(plan, &'static str),
             name!(blockers, Vec<String>),
             name!(is_exact, bool),
             name!(unreadable_values, Option<i64>),
+            name!(relation, String),
+            name!(share, Option<f64>),
+            name!(estimated_duration, Option<Interval>),
         ),
     >,
     ErrorReport,
@@ -45,20 +48,24 @@ fn ttl_preview(
     let rules = registry::rules_to_preview(relid, column_name)?;
     let mut rows = Vec::new();
     for (schema, table, rule) in rules {
-        let it = preview::of(&rule)?;
-        rows.push((
-            schema,
-            table,
-            rule.name,
-            it.cutoff,
-            it.rows,
-            it.oldest_value,
-            it.bytes,
-            it.plan,
-            it.blockers,
-            it.is_exact,
-            it.unreadable,
-        ));
+        for it in preview::of(&Catalog::open()?, &rule)? {
+            rows.push((
+                schema.clone(),
+                table.clone(),
+                rule.name.clone(),
+                it.cutoff,
+                it.rows,
+                it.oldest_value,
+                it.bytes,
+                it.plan,
+                it.blockers,
+                it.is_exact,
+                it.unreadable,
+                it.relation,
+                it.share,
+                it.duration,
+            ));
+        }
     }
     Ok(TableIterator::new(rows))
 }

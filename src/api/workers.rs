@@ -2,10 +2,13 @@
 
 use crate::catalog::Catalog;
 use crate::pg::access::refuse_if_read_only;
+use crate::pg::board::Hold;
 use crate::pg::transaction::subtransaction;
 use crate::pg::{board, memo, process};
+use crate::rule::Window;
 use crate::sweep::lag;
 use crate::worker;
+use crate::worker::schedule;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::iter::TableIterator;
 use pgrx::pg_sys::Oid;
@@ -71,23 +74,25 @@ pub fn ttl_progress_slots() -> Result<
             name!(batches, i64),
             name!(estimated_rows, Option<i64>),
             name!(started_at, Option<TimestampWithTimeZone>),
+            name!(hold, Option<&'static str>),
         ),
     >,
     ErrorReport,
 > {
     let database = process::current_database().to_u32();
     let visible = Catalog::open()?.visible_rules()?;
-    let rows = board::slots().into_iter().filter(move |slot| slot.database == database).filter_map(move |slot| {
-        let progress = slot.progress.filter(|progress| visible.contains(&progress.rule_id))?;
-        Some((
-            slot.pid,
+    let own = board::sweeps().into_iter().filter(move |progress| progress.database == database);
+    let rows = own.filter(move |progress| visible.contains(&progress.rule_id)).map(|progress| {
+        (
+            progress.pid,
             progress.rule_id,
             Oid::from(progress.relid),
             progress.rows,
             progress.batches,
             (progress.estimate > 0).then_some(progress.estimate),
             TimestampWithTimeZone::try_from(progress.started_at).ok(),
-        ))
+            progress.hold.map(Hold::name),
+        )
     });
     Ok(TableIterator::new(rows))
 }
@@ -97,6 +102,18 @@ pub fn ttl_progress_slots() -> Result<
 pub fn ttl_lag(rule_id: i64) -> Result<Option<Interval>, ErrorReport> {
     let Some(rule) = Catalog::open()?.visible_rule(rule_id)? else { return Ok(None) };
     Ok(subtransaction(|| lag::of(&rule)).unwrap_or_default())
+}
+
+/// How a run window stands at an instant, and until when; nothing for what is no window.
+#[pg_extern(stable)]
+pub fn ttl_run_window(
+    run_window: &str,
+    time_zone: &str,
+    at: TimestampWithTimeZone,
+) -> Result<TableIterator<'static, (name!(is_open, bool), name!(until, TimestampWithTimeZone))>, ErrorReport> {
+    let window = Window::parse(run_window).ok();
+    let opening = window.map(|window| schedule::opening(&window, time_zone, at)).transpose()?;
+    Ok(TableIterator::new(opening.map(|opening| (opening.is_open, opening.until))))
 }
 
 /// When the worker of this database begins its next pass.

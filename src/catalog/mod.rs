@@ -55,7 +55,9 @@ impl Catalog {
         format!("{}.{name}", self.schema)
     }
 
-    fn with_rights<R>(&self, work: impl FnOnce() -> R) -> R {
-        identity::with_rights_of(self.owner, work)
+    /// Intervals in results are in the style that [`crate::rule::Ttl`] reads.
+    pub fn with_rights<R>(&self, work: impl FnOnce() -> R) -> R {
+        let style = [(c"IntervalStyle", c"postgres_verbose")];
+        identity::with_rights_of(self.owner, || identity::with_settings(&style, work))
     }
 }

@@ -33,6 +33,8 @@ pub struct Outcome<'a> {
     pub trigger: Trigger,
     pub started_at: TimestampWithTimeZone,
     pub rows: i64,
+    /// Partitions that were dropped or detached.
+    pub partitions: i64,
     pub batches: i64,
     pub blocked_rows: i64,
     pub locked_rows: i64,
@@ -48,6 +50,17 @@ pub struct Outcome<'a> {
 }
 
 impl Catalog {
+    /// How many rows a second the sweeps of a rule have removed, as far as the history tells.
+    pub fn rows_per_second(&self, rule_id: i64) -> Result<Option<f64>, TtlError> {
+        let sql = format!(
+            "SELECT sum(rows_removed)::double precision / nullif(extract(epoch FROM sum(finished_at - started_at)), 0)::double precision
+             FROM {}.ttl_history_log WHERE rule_id = $1 AND rows_removed > 0",
+            self.schema
+        );
+        let found = self.with_rights(|| spi::read(&sql, &[rule_id.into()], |row| row.get(1)))?;
+        Ok(found.into_iter().flatten().next())
+    }
+
     /// Adds a batch to the counters, in the batch's own transaction: a batch that is rolled back is not counted.
     pub fn record_batch(&self, rule_id: i64, rows: i64, first: bool) -> Result<(), TtlError> {
         let sql = format!(
@@ -58,6 +71,16 @@ impl Catalog {
             self.schema
         );
         self.with_rights(|| spi::execute(&sql, &[rule_id.into(), rows.into(), first.into()])).map(|_| ())
+    }
+
+    /// Adds a partition that was dropped or detached, in the transaction that did it.
+    pub fn record_partition(&self, rule_id: i64) -> Result<(), TtlError> {
+        let sql = format!(
+            "UPDATE {}.ttl_index_table
+             SET last_run = clock_timestamp(), total_partitions_removed = total_partitions_removed + 1 WHERE id = $1",
+            self.schema
+        );
+        self.with_rights(|| spi::execute(&sql, &[rule_id.into()])).map(|_| ())
     }
 
     /// Writes the end of a sweep that did something, failed, or found more or less in its way than the one before.
@@ -83,8 +106,9 @@ impl Catalog {
         );
         let history = format!(
             "INSERT INTO {schema}.ttl_history_log (rule_id, schema_name, table_name, column_name, trigger, started_at,
-                 finished_at, rows_removed, batches, blocked_rows, locked_rows, status, error, wal_bytes)
-             SELECT id, schema_name, table_name, column_name, $2, $3, clock_timestamp(), $4, $5, $6, $7, $8, $9, $10
+                 finished_at, rows_removed, batches, blocked_rows, locked_rows, status, error, wal_bytes,
+                 partitions_removed)
+             SELECT id, schema_name, table_name, column_name, $2, $3, clock_timestamp(), $4, $5, $6, $7, $8, $9, $10, $11
              FROM {schema}.ttl_index_table WHERE id = $1",
             schema = self.schema
         );
@@ -126,6 +150,7 @@ impl Catalog {
                     status.into(),
                     text.into(),
                     outcome.wal_bytes.into(),
+                    outcome.partitions.into(),
                 ],
             )?;
             spi::execute(&prune, &[guc::history_retention().as_secs_f64().into()])?;

@@ -3,13 +3,17 @@
 use super::Catalog;
 use crate::error::TtlError;
 use crate::pg::spi;
-use crate::rule::{IndexMethod, Options, Ttl};
-use pgrx::datum::{DatumWithOid, Interval};
+use crate::rule::{Invalid, Options};
+use pgrx::JsonB;
 use pgrx::pg_sys::Oid;
+use pgrx::spi::quote_identifier;
+use serde::Serialize;
 
 /// A rule as the catalog has it.
 pub struct StoredRule {
     pub id: i64,
+    /// The rule that softly deletes what this one removes.
+    pub purges: Option<i64>,
     pub options: Options,
     pub index: Option<RuleIndex>,
 }
@@ -20,59 +24,35 @@ pub struct RuleIndex {
     /// `None` before it is looked up, or when it is gone.
     pub oid: Option<Oid>,
     pub made_by_us: bool,
+    /// Whether it is there and complete.
+    pub is_valid: bool,
 }
 
-/// What a registration writes.
+/// What a registration writes, by the names of the catalog's columns.
+#[derive(Serialize)]
 pub struct Definition<'a> {
+    #[serde(flatten)]
     pub options: &'a Options,
-    /// The names of the columns the filter reads.
+    /// The columns the filter reads.
     pub filter_columns: Vec<String>,
-    /// Of a rule on an expression: the names of the columns it reads, and its type.
-    pub expression: Option<(Vec<String>, String)>,
-    pub index: Option<&'a RuleIndex>,
+    /// Of a rule on an expression: the columns it reads, and its type.
+    pub expression_columns: Option<Vec<String>>,
+    pub expression_type: Option<String>,
+    pub index_name: Option<&'a str>,
+    pub index_created_by_extension: bool,
+    /// The rule that softly deletes what this one removes.
+    pub purges: Option<i64>,
 }
-
-/// What [`options`] reads of `ttl_index_table t`.
-pub(super) const OPTIONS: &str =
-    "t.expire_after, t.batch_size, t.soft_delete_column, t.filter, t.time_zone, t.unit, t.index_method, t.hide_expired";
 
 /// Whether a rule is on the column with the number `$2`, or, without one, on the expression `$3`.
 const ON_SUBJECT: &str = "CASE WHEN b.attnum IS NULL THEN $2 IS NULL AND t.column_name = $3 ELSE b.attnum = $2 END";
 
-const DEFINITION: &str = "expire_after, batch_size, soft_delete_column, filter, filter_columns, expression_columns, \
-                          expression_type, time_zone, unit, index_method, hide_expired, index_name, index_created_by_extension";
-const VALUES: &str = "$1 + $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14";
-
 impl Definition<'_> {
-    /// The values for [`DEFINITION`]. An interval of mixed signs is the sum of two that are not.
-    fn values(&self) -> Vec<DatumWithOid<'_>> {
-        let Options {
-            expire_after,
-            batch_size,
-            soft_delete_column,
-            filter,
-            time_zone,
-            unit,
-            index_method,
-            hide_expired,
-        } = self.options;
-        let (months, days, micros) = expire_after.fields();
-        vec![
-            Interval::new(months, 0, 0).ok().into(),
-            Interval::new(0, days, micros).ok().into(),
-            (*batch_size).into(),
-            soft_delete_column.as_deref().into(),
-            filter.as_deref().into(),
-            self.filter_columns.clone().into(),
-            self.expression.as_ref().map(|(columns, _)| columns.clone()).into(),
-            self.expression.as_ref().map(|(_, type_name)| type_name.as_str()).into(),
-            time_zone.as_str().into(),
-            unit.as_deref().into(),
-            index_method.to_string().into(),
-            (*hide_expired).into(),
-            self.index.map(|index| index.name.as_str()).into(),
-            self.index.is_some_and(|index| index.made_by_us).into(),
-        ]
+    /// The columns, and what they are set to.
+    fn columns(&self) -> (String, JsonB) {
+        let values = serde_json::to_value(self).unwrap_or_default();
+        let names: Vec<_> = values.as_object().into_iter().flatten().map(|(name, _)| quote_identifier(name)).collect();
+        (names.join(", "), JsonB(values))
     }
 }
 
@@ -81,7 +61,9 @@ impl Catalog {
     pub fn find(&self, relid: Oid, attnum: Option<i16>, name: &str) -> Result<Option<StoredRule>, TtlError> {
         let sql = format!(
             "SELECT t.id, t.index_name, t.index_created_by_extension,
-                    {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name), {OPTIONS}
+                    {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name), t.purges, to_jsonb(t),
+                    EXISTS (SELECT FROM pg_index i WHERE i.indisvalid
+                              AND i.indexrelid = {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name))
              FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              WHERE b.relid = $1 AND {ON_SUBJECT}
              FOR UPDATE OF t",
@@ -92,6 +74,13 @@ impl Catalog {
         rows.into_iter().next().transpose()
     }
 
+    /// The TTL column of the rule that purges for a rule, if there is one.
+    pub fn purge_of(&self, id: i64) -> Result<Option<String>, TtlError> {
+        let sql = format!("SELECT column_name FROM {}.ttl_index_table WHERE purges = $1", self.schema);
+        let found = self.with_rights(|| spi::query(&sql, &[id.into()], |row| row.get(1)))?;
+        Ok(found.into_iter().flatten().next())
+    }
+
     /// Registers a rule, and tells its number.
     pub fn insert(
         &self,
@@ -100,16 +89,16 @@ impl Catalog {
         column: &str,
         definition: &Definition<'_>,
     ) -> Result<i64, TtlError> {
+        let (columns, values) = definition.columns();
         let sql = format!(
-            "INSERT INTO {}.ttl_index_table (schema_name, table_name, column_name, {DEFINITION})
-             VALUES ($15, $16, $17, {VALUES}) RETURNING id",
-            self.schema
+            "INSERT INTO {own}.ttl_index_table (schema_name, table_name, column_name, {columns})
+             SELECT $2, $3, $4, {columns} FROM jsonb_populate_record(NULL::{own}.ttl_index_table, $1) RETURNING id",
+            own = self.schema
         );
         let release =
             format!("UPDATE {}.ttl_binding SET held_by = NULL, held_since = NULL WHERE rule_id = $1", self.schema);
-        let mut values = definition.values();
-        values.extend([schema.into(), table.into(), column.into()]);
         self.with_rights(|| {
+            let values = [values.into(), schema.into(), table.into(), column.into()];
             let ids = spi::query(&sql, &values, |row| Ok(row.get::<i64>(1)?.unwrap_or_default()))?;
             for id in &ids {
                 spi::execute(&release, &[(*id).into()])?;
@@ -120,27 +109,27 @@ impl Catalog {
 
     /// Redefines a rule. Statistics and a pause stay; a fault of the old definition is forgotten.
     pub fn update(&self, id: i64, definition: &Definition<'_>) -> Result<(), TtlError> {
+        let (columns, values) = definition.columns();
         let sql = format!(
-            "UPDATE {}.ttl_index_table
-             SET ({DEFINITION}) = ROW ({VALUES}),
+            "UPDATE {own}.ttl_index_table
+             SET ({columns}) = (SELECT {columns} FROM jsonb_populate_record(NULL::{own}.ttl_index_table, $1)),
                  last_error = NULL, last_error_code = NULL, last_error_at = NULL, consecutive_failures = 0, retry_at = NULL
-             WHERE id = $15",
-            self.schema
+             WHERE id = $2",
+            own = self.schema
         );
-        // The same names may be other columns by now: the old ones were dropped, and the rule is to use these.
+        // The same names may be other objects by now: the old ones were dropped, and the rule is to use these.
         let bind = format!(
             "UPDATE {schema}.ttl_binding b
              SET filter_attnums = {schema}.ttl_attnums(b.relid, t.filter_columns), faulty_columns = NULL,
                  expression_attnums = {schema}.ttl_attnums(b.relid, t.expression_columns),
-                 soft_delete_attnum = ({schema}.ttl_attnums(b.relid, ARRAY[t.soft_delete_column]))[1]
+                 soft_delete_attnum = ({schema}.ttl_attnums(b.relid, ARRAY[t.soft_delete_column]))[1],
+                 archive_relid = to_regclass(t.archive_to), hook = {schema}.ttl_hook(t.on_expire)
              FROM {schema}.ttl_index_table t
              WHERE t.id = b.rule_id AND t.id = $1",
             schema = self.schema
         );
-        let mut values = definition.values();
-        values.push(id.into());
         self.with_rights(|| {
-            spi::execute(&sql, &values)?;
+            spi::execute(&sql, &[values.into(), id.into()])?;
             spi::execute(&bind, &[id.into()])?;
             Ok(())
         })
@@ -156,7 +145,10 @@ impl Catalog {
         let sql = format!(
             "UPDATE {schema}.ttl_index_table t SET active = $4, retry_at = NULL
              FROM {schema}.ttl_binding b
-             WHERE b.rule_id = t.id AND b.relid = $1 AND ($3 IS NULL OR {ON_SUBJECT}) AND t.active <> $4",
+             WHERE b.rule_id = t.id AND b.relid = $1 AND t.active <> $4
+               AND ($3 IS NULL OR {ON_SUBJECT} OR t.purges IN (
+                   SELECT t.id FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+                   WHERE b.relid = $1 AND {ON_SUBJECT}))",
             schema = self.schema
         );
         let (attnum, name) = subject.map_or((None, None), |(attnum, name)| (attnum, Some(name)));
@@ -169,21 +161,13 @@ impl Catalog {
 fn stored_rule(row: &spi::Row<'_>) -> Result<StoredRule, TtlError> {
     let made_by_us = row.get(3)?.unwrap_or_default();
     let oid = row.get(4)?;
-    let index = row.get(2)?.map(|name| RuleIndex { name, oid, made_by_us });
-    Ok(StoredRule { id: row.get(1)?.unwrap_or_default(), options: options(row, 5)?, index })
+    let is_valid = row.get(7)?.unwrap_or_default();
+    let index = row.get(2)?.map(|name| RuleIndex { name, oid, made_by_us, is_valid });
+    Ok(StoredRule { id: row.get(1)?.unwrap_or_default(), purges: row.get(5)?, options: options(row, 6)?, index })
 }
 
-/// The columns [`OPTIONS`] of a row, from ordinal `first` on.
-pub(super) fn options(row: &spi::Row<'_>, first: usize) -> Result<Options, TtlError> {
-    let expire_after = row.get::<Interval>(first)?.map_or((0, 0, 0), |i| (i.months(), i.days(), i.micros()));
-    Ok(Options {
-        expire_after: Ttl::new(expire_after.0, expire_after.1, expire_after.2)?,
-        batch_size: row.get(first + 1)?,
-        soft_delete_column: row.get(first + 2)?,
-        filter: row.get(first + 3)?,
-        time_zone: row.get(first + 4)?.unwrap_or_default(),
-        unit: row.get(first + 5)?,
-        index_method: IndexMethod::parse(&row.get::<String>(first + 6)?.unwrap_or_default())?,
-        hide_expired: row.get(first + 7)?.unwrap_or_default(),
-    })
+/// The options in a row of `ttl_index_table` as JSON, which the row has at this place.
+pub(super) fn options(row: &spi::Row<'_>, ordinal: usize) -> Result<Options, TtlError> {
+    let values = row.get::<JsonB>(ordinal)?.map(|json| json.0).unwrap_or_default();
+    Ok(serde_json::from_value(values).map_err(|error| Invalid::Other(error.to_string()))?)
 }

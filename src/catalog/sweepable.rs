@@ -53,7 +53,13 @@ pub struct Rule {
     /// Whether rows may be in other relations below this one.
     pub has_children: bool,
     pub is_partitioned: bool,
-    /// Whether it has not failed so lately that it should rest.
+    /// The name of the index that a worker is to make, or is making.
+    pub pending_index: Option<String>,
+    /// The table that rows move to.
+    pub archive: Option<Oid>,
+    /// The function that is called with the rows.
+    pub hook: Option<Oid>,
+    /// Whether it has not run or failed so lately that it should rest.
     pub is_due: bool,
     /// What the last sweep left behind.
     pub blocked_rows: i64,
@@ -66,6 +72,16 @@ pub struct Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "column {} of table {}", self.column, self.table)
+    }
+}
+
+impl Rule {
+    /// What holds for a row that has expired and that the filter lets go, its parts in parentheses; `cutoff` is a constant
+    /// of the type compared.
+    pub fn has_expired(&self, cutoff: &str) -> Vec<String> {
+        let mut conditions = self.expiry.has_expired(cutoff);
+        conditions.extend(self.options.filter.as_ref().map(|filter| format!("({filter})")));
+        conditions
     }
 }
 
@@ -159,7 +175,9 @@ impl Catalog {
             "SELECT t.id, t.version, b.relid, c.relowner, n.nspname::text, c.relname::text,
                     coalesce(a.attname::text, t.column_name), b.attnum, type.oid,
                     mark.attname::text, mark.atttypid, c.relkind = 'p' OR c.relhassubclass,
-                    coalesce(t.retry_at <= now(), true), t.blocked_rows, t.locked_rows, t.skipped_parts,
+                    coalesce(t.retry_at <= now(), true)
+                        AND (t.consecutive_failures > 0 OR coalesce(t.last_run + t.run_every <= now(), true)),
+                    t.blocked_rows, t.locked_rows, t.skipped_parts,
                     t.last_error_code || ': ' || t.last_error,
                     CASE WHEN t.soft_delete_column IS DISTINCT FROM mark.attname
                               OR {schema}.ttl_attnums(b.relid, t.filter_columns) IS DISTINCT FROM b.filter_attnums
@@ -168,8 +186,16 @@ impl Catalog {
                     END,
                     coalesce(a.attnotnull OR type.typnotnull, false),
                     coalesce(a.attgenerated = '' AND a.attidentity <> 'a', false),
-format_type(a.atttypid, a.atttypmod), a.atttypmod, c.relkind = 'p',
-                    {options}
+                    format_type(a.atttypid, a.atttypmod), a.atttypmod, c.relkind = 'p', to_jsonb(t), b.archive_relid, b.hook,
+                    CASE WHEN t.concurrently AND t.index_created_by_extension AND NOT EXISTS (
+                                 SELECT FROM pg_index i WHERE i.indisvalid
+                                   AND i.indexrelid = {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name))
+                         THEN t.index_name
+                    END,
+                    CASE WHEN t.archive_to IS NOT NULL AND b.archive_relid IS NULL
+                         THEN format('archive table %s does not exist', t.archive_to) END,
+                    CASE WHEN t.on_expire IS NOT NULL AND b.hook IS NULL
+                         THEN format('function %s(regclass, jsonb) does not exist', t.on_expire) END
              FROM {schema}.ttl_index_table t
              JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              JOIN pg_class c ON c.oid = b.relid
@@ -180,7 +206,6 @@ format_type(a.atttypid, a.atttypmod), a.atttypmod, c.relkind = 'p',
                     ON mark.attrelid = b.relid AND mark.attnum = b.soft_delete_attnum AND NOT mark.attisdropped
              WHERE (a.attname IS NOT NULL OR b.attnum IS NULL) AND {condition}
              ORDER BY t.id",
-            options = rules::OPTIONS,
             schema = self.schema
         )
     }
@@ -249,7 +274,9 @@ format_type(a.atttypid, a.atttypmod), a.atttypmod, c.relkind = 'p',
                    = coalesce(b.expression_attnums, ARRAY[b.attnum])
                AND {schema}.ttl_attnums(b.relid, t.filter_columns) = b.filter_attnums
                AND (t.soft_delete_column IS NULL
-                    OR {schema}.ttl_attnums(b.relid, ARRAY[t.soft_delete_column]) = ARRAY[b.soft_delete_attnum])",
+                    OR {schema}.ttl_attnums(b.relid, ARRAY[t.soft_delete_column]) = ARRAY[b.soft_delete_attnum])
+               AND to_regclass(t.archive_to) IS NOT DISTINCT FROM b.archive_relid
+               AND {schema}.ttl_hook(t.on_expire) IS NOT DISTINCT FROM b.hook",
             schema = self.schema
         );
         let same = self.with_rights(|| spi::read(&sql, &[rule.id.into(), rule.version.into()], |_| Ok(())))?;
@@ -258,8 +285,14 @@ format_type(a.atttypid, a.atttypmod), a.atttypmod, c.relkind = 'p',
 
     fn rule(&self, id: i64, row: &spi::Row<'_>) -> Result<Rule, Failure> {
         let text = |ordinal| Ok::<String, TtlError>(row.get(ordinal)?.unwrap_or_default());
-        if let Some(missing) = row.get::<String>(18).map_err(TtlError::from)? {
-            return Err(Failure::new(PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN, missing));
+        for (ordinal, code) in [
+            (18, PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN),
+            (28, PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE),
+            (29, PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION),
+        ] {
+            if let Some(missing) = row.get::<String>(ordinal).map_err(TtlError::from)? {
+                return Err(Failure::new(code, missing));
+            }
         }
         let read = || -> Result<Rule, TtlError> {
             let options = rules::options(row, 24)?;
@@ -290,6 +323,9 @@ format_type(a.atttypid, a.atttypmod), a.atttypmod, c.relkind = 'p',
                 type_name: text(21)?,
                 typmod,
                 is_partitioned: row.get(23)?.unwrap_or_default(),
+                archive: row.get::<Oid>(25)?.filter(|_| options.archive().is_some()),
+                hook: row.get(26)?,
+                pending_index: row.get(27)?,
                 not_null: row.get(19)?.unwrap_or_default(),
                 is_writable: row.get(20)?.unwrap_or_default(),
                 expiry,

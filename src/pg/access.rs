@@ -114,6 +114,18 @@ pub fn base_type(type_oid: pg_sys::Oid) -> pg_sys::Oid {
     unsafe { pg_sys::getBaseType(type_oid) }
 }
 
+/// Whether every value of one type, with its modifier, is also one of another, by PostgreSQL's own lights: what it converts
+/// without being asked, and does not cut off.
+pub fn keeps_value((from, from_modifier): (pg_sys::Oid, i32), (to, to_modifier): (pg_sys::Oid, i32)) -> bool {
+    // SAFETY: looks into the catalog caches.
+    unsafe {
+        let is_implicit = pg_sys::can_coerce_type(1, &from, &to, pg_sys::CoercionContext::COERCION_IMPLICIT);
+        let is_longer = from == pg_sys::VARCHAROID && to == from && from_modifier > 0 && to_modifier > from_modifier;
+        let keeps_length = to_modifier < 0 || is_longer || (from, from_modifier) == (to, to_modifier);
+        is_implicit && keeps_length
+    }
+}
+
 /// Whether the server is loading `shared_preload_libraries`.
 pub fn is_preloading() -> bool {
     // SAFETY: a flag of the postmaster.

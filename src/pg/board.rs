@@ -4,9 +4,11 @@ use once_cell::sync::OnceCell;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 use pgrx::{PGRXSharedMemory, PgLwLock, PgTryBuilder, pg_shmem_init};
+use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
 
 const SLOTS: usize = 128;
+const SWEEPS: usize = 256;
 
 /// What a process with a slot is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,9 +22,32 @@ pub enum Role {
     Session,
 }
 
+/// What a sweep waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    RuleRate,
+    Rate,
+    WalRate,
+    ReplicaLag,
+}
+
+impl Hold {
+    /// The option or setting that makes it wait.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RuleRate => "max_rows_per_second",
+            Self::Rate => "pg_ttl_index.max_rows_per_second",
+            Self::WalRate => "pg_ttl_index.max_wal_per_second",
+            Self::ReplicaLag => "pg_ttl_index.max_replica_lag",
+        }
+    }
+}
+
 /// A sweep under way.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
+    pub pid: i32,
+    pub database: u32,
     pub rule_id: i64,
     /// The leaf at hand.
     pub relid: u32,
@@ -31,6 +56,14 @@ pub struct Progress {
     /// Expired rows at the start, as the planner guessed; 0 if it did not.
     pub estimate: i64,
     pub started_at: i64,
+    pub hold: Option<Hold>,
+}
+
+/// The instants, in microseconds, up to which what all sweeps have done is paid for at the rates that settings allow.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Paid {
+    pub rows: i64,
+    pub wal: i64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,7 +75,6 @@ pub struct Slot {
     woken: bool,
     /// When the next pass is due.
     pub next_pass: i64,
-    pub progress: Option<Progress>,
 }
 
 #[derive(Clone, Copy)]
@@ -50,11 +82,20 @@ struct Board {
     launcher: i32,
     launcher_woken: bool,
     slots: [Slot; SLOTS],
+    /// The sweeps under way; those without a process are free.
+    sweeps: [Progress; SWEEPS],
+    paid: Paid,
 }
 
 impl Default for Board {
     fn default() -> Self {
-        Self { launcher: 0, launcher_woken: false, slots: [Slot::default(); SLOTS] }
+        Self {
+            launcher: 0,
+            launcher_woken: false,
+            slots: [Slot::default(); SLOTS],
+            sweeps: [Progress::default(); SWEEPS],
+            paid: Paid::default(),
+        }
     }
 }
 
@@ -113,6 +154,13 @@ unsafe extern "C-unwind" fn leave(_code: i32, _argument: pg_sys::Datum) {
     for slot in board.slots.iter_mut().filter(|slot| slot.pid == pid) {
         *slot = Slot::default();
     }
+    forget_sweeps(&mut board, pid);
+}
+
+fn forget_sweeps(board: &mut Board, pid: i32) {
+    for sweep in board.sweeps.iter_mut().filter(|sweep| sweep.pid == pid) {
+        *sweep = Progress::default();
+    }
 }
 
 /// Makes this process the launcher.
@@ -131,8 +179,60 @@ fn with_own_slot<T>(change: impl FnOnce(&mut Slot) -> T) -> Option<T> {
     BOARD.exclusive().slots.iter_mut().find(|slot| slot.pid == pid).map(change)
 }
 
-pub fn report(progress: Option<Progress>) {
-    with_own_slot(|slot| slot.progress = progress);
+/// Shows how far a sweep of this process is. Where there is no room for another, it is not shown.
+pub fn report(progress: Progress) {
+    if !is_preloaded() {
+        return;
+    }
+    // SAFETY: backend-local values.
+    let (pid, database) = unsafe { (pg_sys::MyProcPid, pg_sys::MyDatabaseId.to_u32()) };
+    let mut board = BOARD.exclusive();
+    let is_it = |sweep: &Progress| sweep.pid == pid && sweep.rule_id == progress.rule_id;
+    let place = board.sweeps.iter().position(is_it).or_else(|| board.sweeps.iter().position(|sweep| sweep.pid == 0));
+    if let Some(place) = place {
+        board.sweeps[place] = Progress { pid, database, ..progress };
+    }
+}
+
+/// Shows no more of a sweep of this process.
+pub fn report_end(rule_id: i64) {
+    if !is_preloaded() {
+        return;
+    }
+    // SAFETY: a backend-local value.
+    let pid = unsafe { pg_sys::MyProcPid };
+    for sweep in BOARD.exclusive().sweeps.iter_mut().filter(|sweep| sweep.pid == pid && sweep.rule_id == rule_id) {
+        *sweep = Progress::default();
+    }
+}
+
+/// The sweeps under way.
+pub fn sweeps() -> Vec<Progress> {
+    if !is_preloaded() {
+        return Vec::new();
+    }
+    BOARD.share().sweeps.iter().filter(|sweep| sweep.pid != 0).copied().collect()
+}
+
+thread_local! {
+    /// Without shared memory every process keeps its own account.
+    static OWN_PAID: Cell<Paid> = const { Cell::new(Paid { rows: 0, wal: 0 }) };
+}
+
+/// How long what was done is still to be paid for.
+pub fn paid() -> Paid {
+    if is_preloaded() { BOARD.share().paid } else { OWN_PAID.get() }
+}
+
+/// Adds to that what a batch cost, in microseconds from `now` on.
+pub fn pay(now: i64, rows: i64, wal: i64) {
+    let add = |paid: Paid| Paid { rows: paid.rows.max(now) + rows, wal: paid.wal.max(now) + wal };
+    if is_preloaded() {
+        let mut board = BOARD.exclusive();
+        board.paid = add(board.paid);
+    } else {
+        OWN_PAID.set(add(OWN_PAID.get()));
+    }
 }
 
 /// Runs `work` with a slot for a sweep in a user's session, which is given back however it ends.
@@ -144,11 +244,13 @@ pub fn with_session_slot<T>(work: impl FnOnce() -> T) -> T {
         (work.0)()
     })
     .finally(|| {
-        with_own_slot(|slot| {
-            if slot.role == Role::Session {
-                *slot = Slot::default();
-            }
+        let ended = with_own_slot(|slot| {
+            let is_session = slot.role == Role::Session;
+            is_session.then(|| std::mem::take(slot).pid)
         });
+        if let Some(pid) = ended.flatten() {
+            forget_sweeps(&mut BOARD.exclusive(), pid);
+        }
     })
     .execute()
 }

@@ -44,7 +44,18 @@ pub fn serving(wanted: &Wanted<'_>) -> Result<Option<pg_sys::Oid>, TtlError> {
     Ok(None)
 }
 
-/// `idx_ttl_{table}_{name}`, shortened and numbered as PostgreSQL does it for the names it chooses.
+/// `idx_ttl_{table}_{name}`, shortened as PostgreSQL does it for the names it chooses.
+pub fn usual_name(table: &str, name: &str) -> String {
+    let table = CString::new(format!("idx_ttl_{table}")).unwrap_or_default();
+    let suffix = CString::new(name).unwrap_or_default();
+    // SAFETY: all are C strings; the result is a palloc'd one.
+    unsafe {
+        let name = pg_sys::makeObjectName(table.as_ptr(), suffix.as_ptr(), ptr::null());
+        CStr::from_ptr(name).to_string_lossy().into_owned()
+    }
+}
+
+/// The same, numbered where it is taken.
 pub fn free_name(namespace: pg_sys::Oid, table: &str, name: &str) -> String {
     let table = CString::new(format!("idx_ttl_{table}")).unwrap_or_default();
     let suffix = CString::new(name).unwrap_or_default();

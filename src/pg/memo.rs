@@ -1,7 +1,6 @@
 //! What a backend remembers about tables, until one of them, or a rule on it, changes.
 
-use super::access;
-use super::expression::elements;
+use super::{access, relation};
 use pgrx::pg_sys::Oid;
 use pgrx::{pg_guard, pg_sys};
 use std::cell::{Cell, RefCell};
@@ -86,28 +85,13 @@ pub fn forget(relid: Oid) {
     }
 }
 
-unsafe extern "C-unwind" {
-    /// A relation and everything below it.
-    fn find_all_inheritors(relid: Oid, lock: pg_sys::LOCKMODE, parents: *mut *mut pg_sys::List) -> *mut pg_sys::List;
-}
-
 /// The same for a relation and all that inherit from it.
 pub fn forget_tree(relid: Oid) {
     // What was dropped has told of it.
     if access::relation_name(relid).is_none() {
         return;
     }
-    tree(relid).into_iter().for_each(forget);
-}
-
-/// A relation and all that inherit from it.
-pub fn tree(relid: Oid) -> Vec<Oid> {
-    // SAFETY: looks into the catalog without locks; what comes or goes meanwhile tells of itself.
-    unsafe {
-        let lock = pg_sys::NoLock as pg_sys::LOCKMODE;
-        let tree = pg_sys::ffi::pg_guard_ffi_boundary(|| find_all_inheritors(relid, lock, std::ptr::null_mut()));
-        elements(tree).iter().map(|cell| cell.oid_value).collect()
-    }
+    relation::tree(relid).into_iter().for_each(forget);
 }
 
 fn listen() {

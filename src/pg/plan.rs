@@ -97,6 +97,26 @@ impl Plan {
         })
     }
 
+    /// Runs a query, and takes its first row, as texts.
+    pub fn row(&self, places: Places<'_>) -> Vec<Option<String>> {
+        Spi::connect(|_| {
+            // SAFETY: within an SPI connection, which collects the rows itself without a receiver; texts are copied.
+            unsafe {
+                self.execute(places, 0, std::ptr::null_mut());
+                let table = pg_sys::SPI_tuptable;
+                if table.is_null() || pg_sys::SPI_processed == 0 {
+                    return Vec::new();
+                }
+                let (row, description) = (*(*table).vals, (*table).tupdesc);
+                let text = |column| {
+                    let text = pg_sys::SPI_getvalue(row, description, column);
+                    (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+                };
+                (1..=(*description).natts).map(text).collect()
+            }
+        })
+    }
+
     /// Runs a query whose first column is a `ctid`, for at most `limit` rows.
     pub fn find(&self, places: Places<'_>, limit: usize) -> Found {
         Spi::connect(|_| {

@@ -170,6 +170,12 @@ pub fn wal_bytes() -> i64 {
     unsafe { pg_sys::pgWalUsage.wal_bytes as i64 }
 }
 
+/// Where the write-ahead log of the server ends, in bytes.
+pub fn wal_end() -> i64 {
+    // SAFETY: reads shared memory.
+    unsafe { pg_sys::GetXLogInsertRecPtr() as i64 }
+}
+
 pub fn pid() -> i32 {
     // SAFETY: a backend-local value.
     unsafe { pg_sys::MyProcPid }

@@ -1,5 +1,6 @@
 //! A relation's present shape, and locks on it.
 
+use super::expression::elements;
 use pgrx::pg_sys;
 use pgrx::spi::quote_qualified_identifier;
 use std::ffi::CStr;
@@ -49,6 +50,22 @@ impl Shape {
 unsafe extern "C-unwind" {
     /// Whether `pg_inherits` has a parent of the relation.
     fn has_superclass(relid: pg_sys::Oid) -> bool;
+    /// A relation and everything below it.
+    fn find_all_inheritors(
+        relid: pg_sys::Oid,
+        lock: pg_sys::LOCKMODE,
+        parents: *mut *mut pg_sys::List,
+    ) -> *mut pg_sys::List;
+}
+
+/// A relation and all that inherit from it.
+pub fn tree(relid: pg_sys::Oid) -> Vec<pg_sys::Oid> {
+    // SAFETY: looks into the catalog without locks; what comes or goes meanwhile tells of itself.
+    unsafe {
+        let lock = pg_sys::NoLock as pg_sys::LOCKMODE;
+        let tree = pg_sys::ffi::pg_guard_ffi_boundary(|| find_all_inheritors(relid, lock, std::ptr::null_mut()));
+        elements(tree).iter().map(|cell| cell.oid_value).collect()
+    }
 }
 
 /// # Safety
@@ -77,6 +94,7 @@ pub fn has_parent(relid: pg_sys::Oid) -> bool {
 pub enum Lock {
     Read,
     Change,
+    Drop,
 }
 
 /// Locks the relation until the transaction ends, waiting no longer than `lock_timeout`, and describes it. `None` if it
@@ -85,6 +103,7 @@ pub fn lock(relid: pg_sys::Oid, lock: Lock) -> Option<Shape> {
     let mode = match lock {
         Lock::Read => pg_sys::AccessShareLock,
         Lock::Change => pg_sys::RowExclusiveLock,
+        Lock::Drop => pg_sys::AccessExclusiveLock,
     };
     // SAFETY: an open relation's form and descriptor are valid; it is closed again, and the lock stays.
     unsafe {

@@ -164,7 +164,7 @@ fn commit_procedure() {
     }
 }
 
-fn catch<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
+pub(super) fn catch<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
     let work = AssertUnwindSafe(work);
     PgTryBuilder::new(move || {
         let work = work;

@@ -5,7 +5,7 @@ use crate::catalog::RuleIndex;
 use crate::error::TtlError;
 use crate::pg::index::{self, Wanted};
 use crate::pg::{identity, spi};
-use crate::rule::{Expiry, IndexMethod};
+use crate::rule::{Expiry, IndexMethod, Options};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};
 
@@ -37,11 +37,12 @@ pub fn ensure(
     table: &Table,
     subject: &Subject,
     expiry: &Expiry,
-    method: IndexMethod,
+    options: &Options,
     conditions: &Conditions,
     current: Option<&RuleIndex>,
     author: Oid,
 ) -> Result<Option<RuleIndex>, TtlError> {
+    let method = options.index_method;
     if method == IndexMethod::None {
         return Ok(None);
     }
@@ -58,13 +59,20 @@ pub fn ensure(
     })?;
     if let Some(oid) = serving {
         let made_by_us = current.is_some_and(|index| index.oid == Some(oid) && index.made_by_us);
-        return Ok(Some(RuleIndex { name: name_of(oid)?, oid: Some(oid), made_by_us }));
+        return Ok(Some(RuleIndex { name: name_of(oid)?, oid: Some(oid), made_by_us, is_valid: true }));
     }
     if !subject.immutable {
         return Err(TtlError::NotImmutable);
     }
     let suffix = if subject.attnum.is_some() { subject.name.as_str() } else { "expr" };
     let name = index::free_name(table.namespace, &table.name, suffix);
+    if options.concurrently {
+        check_may_create(table)?;
+        // One that is not valid yet is under way under its name.
+        let pending = current.filter(|index| index.made_by_us && !index.is_valid);
+        let (name, oid) = pending.map_or((name, None), |index| (index.name.clone(), index.oid));
+        return Ok(Some(RuleIndex { name, oid, made_by_us: true, is_valid: false }));
+    }
     let predicate = conditions.indexable().map_or_else(String::new, |condition| format!(" WHERE {condition}"));
     let create = format!(
         "CREATE INDEX {} ON {} USING {method} (({})){predicate}",
@@ -73,7 +81,13 @@ pub fn ensure(
         expiry.compared()
     );
     identity::sandboxed_as(author, || spi::execute(&create, &[]))?;
-    Ok(Some(RuleIndex { name, oid: None, made_by_us: true }))
+    Ok(Some(RuleIndex { name, oid: None, made_by_us: true, is_valid: true }))
+}
+
+/// Whether the caller could make the index himself.
+fn check_may_create(table: &Table) -> Result<(), TtlError> {
+    let may = spi::query("SELECT has_schema_privilege($1, 'CREATE')", &[table.namespace.into()], |row| row.get(1))?;
+    if may == [Some(true)] { Ok(()) } else { Err(TtlError::SchemaPermission(table.schema.clone())) }
 }
 
 /// Drops an index the extension made. One that is gone already is no error.

@@ -3,12 +3,14 @@
 mod index;
 mod table;
 
+use crate::archive::Archive;
 use crate::catalog::{Catalog, Definition, Rule, RuleIndex, StoredRule};
 use crate::error::TtlError;
 use crate::pg::expression::{self, Checked, Purpose};
+use crate::pg::names::{Regclass, Regprocedure};
 use crate::pg::{access, identity, relation, spi};
 use crate::row;
-use crate::rule::{Given, Mark, Options, Source};
+use crate::rule::{Given, Mark, Options, PartitionAction, Source, Window};
 use index::Conditions;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
@@ -25,9 +27,10 @@ pub fn create(relid: Oid, column: &str, given: Given) -> Result<(), TtlError> {
     let subject = table.subject(column)?;
     let stored = Catalog::open()?.find(relid, subject.attnum, &subject.name)?;
     let given = check_given_filter(relid, given)?;
-    let options = Options::create(given, access::session_time_zone())?;
+    let options = Options::create(&given, access::session_time_zone())?;
     let author = access::current_role();
-    save(&table, &subject, &options, stored.as_ref(), author)?;
+    refuse_purge(stored.as_ref(), &subject)?;
+    save(&table, &subject, &options, stored.as_ref(), author, None)?;
     if let Some(stored) = stored {
         for change in options.changes_since(&stored.options) {
             notice!("TTL rule on column \"{}\" of table \"{}\": {change}", subject.name, table.name);
@@ -46,14 +49,9 @@ pub fn alter(relid: Oid, column: &str, given: Given, reset: &[String]) -> Result
     // A stored filter is its owner's text, whoever alters the rule.
     let author = if given.filter.is_some() { access::current_role() } else { table.owner };
     let given = check_given_filter(relid, given)?;
-    if let Some(option) = reset.iter().find(|option| given.has(option)) {
-        return Err(TtlError::GivenAndReset(option.clone()));
-    }
-    let mut options = stored.options.clone().alter(given)?;
-    for option in reset {
-        options.reset(option)?;
-    }
-    save(&table, &subject, &options, Some(&stored), author)
+    let options = stored.options.clone().alter(&given, reset)?;
+    refuse_purge(Some(&stored), &subject)?;
+    save(&table, &subject, &options, Some(&stored), author, None)
 }
 
 /// Removes the rule, and the index if the extension made it.
@@ -61,13 +59,71 @@ pub fn drop(relid: Oid, column: &str) -> Result<bool, TtlError> {
     let table = Table::lock(relid)?;
     let subject = table.subject(column)?;
     let Some(stored) = Catalog::open()?.find(relid, subject.attnum, &subject.name)? else { return Ok(false) };
-    Catalog::open()?.remove(stored.id)?;
-    table.drop_triggers(TOUCH, Some(stored.id))?;
-    table.drop_triggers(MAKE_ROOM, Some(stored.id))?;
-    if let Some(index) = &stored.index {
-        index::drop(&table, index)?;
-    }
+    refuse_purge(Some(&stored), &subject)?;
+    remove(&table, &stored)?;
     Ok(true)
+}
+
+fn remove(table: &Table, rule: &StoredRule) -> Result<(), TtlError> {
+    remove_purge(table, rule.id, None)?;
+    Catalog::open()?.remove(rule.id)?;
+    table.drop_triggers(TOUCH, Some(rule.id))?;
+    table.drop_triggers(MAKE_ROOM, Some(rule.id))?;
+    if let Some(index) = &rule.index {
+        index::drop(table, index)?;
+    }
+    Ok(())
+}
+
+/// A rule that purges for another is made, changed and dropped with that.
+fn refuse_purge(stored: Option<&StoredRule>, subject: &Subject) -> Result<(), TtlError> {
+    match stored {
+        Some(StoredRule { purges: Some(_), .. }) => Err(TtlError::IsPurge { column: subject.name.clone() }),
+        _ => Ok(()),
+    }
+}
+
+/// Has another rule remove what this one has softly deleted, by the column that marks it.
+fn save_purge(table: &Table, id: i64, options: &Options, author: Oid) -> Result<(), TtlError> {
+    let (Some(purge), Some(mark)) = (options.of_purge(), &options.soft_delete_column) else {
+        return remove_purge(table, id, None);
+    };
+    let subject = table.subject(mark)?;
+    if Mark::of_type(subject.base_type) != Some(Mark::Instant) {
+        return Err(TtlError::PurgeOfFlag(subject.name));
+    }
+    remove_purge(table, id, Some(mark))?;
+    let stored = Catalog::open()?.find(table.relid, subject.attnum, &subject.name)?;
+    if stored.as_ref().is_some_and(|stored| stored.purges != Some(id)) {
+        return Err(TtlError::PurgeTaken(subject.name));
+    }
+    save(table, &subject, &purge, stored.as_ref(), author, Some(id))
+}
+
+/// Removes the rule that purges for a rule, unless it goes by the column that it is to go by.
+fn remove_purge(table: &Table, id: i64, but: Option<&str>) -> Result<(), TtlError> {
+    let catalog = Catalog::open()?;
+    let Some(column) = catalog.purge_of(id)?.filter(|column| Some(column.as_str()) != but) else { return Ok(()) };
+    match catalog.find(table.relid, Some(table.column(&column)?.attnum), &column)? {
+        Some(purge) => remove(table, &purge),
+        None => Ok(()),
+    }
+}
+
+/// The name of a table that was given as an option.
+pub fn table_name(table: Regclass) -> Result<String, TtlError> {
+    table.qualified_name().ok_or(TtlError::UnknownTable(table.0.to_u32()))
+}
+
+/// The name of a function that was given as an option, if it can be called with rows.
+pub fn function_name(function: Regprocedure) -> Result<String, TtlError> {
+    let name = function.qualified_name().unwrap_or_else(|| function.0.to_u32().to_string());
+    let fits = spi::query(
+        "SELECT FROM pg_proc WHERE oid = $1 AND prokind = 'f' AND proargtypes = '2205 3802'::oidvector",
+        &[function.0.into()],
+        |_| Ok(()),
+    )?;
+    if fits.is_empty() { Err(TtlError::HookArguments(name)) } else { Ok(name) }
 }
 
 /// Pauses or resumes one rule of a table, or all of them; tells how many were not so before.
@@ -133,11 +189,14 @@ fn save(
     options: &Options,
     stored: Option<&StoredRule>,
     author: Oid,
+    purges: Option<i64>,
 ) -> Result<(), TtlError> {
     let source = Source::of_type(subject.base_type, options.unit.as_deref())?
         .ok_or_else(|| TtlError::CannotExpire { column: subject.name.clone(), data_type: subject.data_type.clone() })?;
     source.check_range(access::unix_micros(), options.expire_after)?;
     check_time_zone(&options.time_zone)?;
+    options.run_window.as_ref().and_then(Window::zone).map_or(Ok(()), check_time_zone)?;
+    check_surroundings(table, options)?;
     let catalog = Catalog::open()?;
     let expiry = catalog.expiry(source, subject.sql.clone(), options);
     check_as_owner(table, &format!("{} IS NULL", expiry.compared()))?;
@@ -149,30 +208,63 @@ fn save(
     let conditions = Conditions { filter: filter.as_ref().map(|f| (f.sql.clone(), f.immutable)), unmarked };
 
     let current = stored.and_then(|stored| stored.index.as_ref());
-    let index = index::ensure(table, subject, &expiry, options.index_method, &conditions, current, author)?;
+    let index = index::ensure(table, subject, &expiry, options, &conditions, current, author)?;
     if let Some(outdated) = current.filter(|current| !is_same(current, index.as_ref())) {
         index::drop(table, outdated)?;
     }
     let definition = Definition {
         options,
         filter_columns: filter.map_or(Ok(Vec::new()), |filter| table.column_names(&filter.attnums))?,
-        expression: match subject.attnum {
+        expression_columns: match subject.attnum {
             Some(_) => None,
-            None => Some((table.column_names(&subject.uses)?, subject.data_type.clone())),
+            None => Some(table.column_names(&subject.uses)?),
         },
-        index: index.as_ref(),
+        expression_type: subject.attnum.is_none().then(|| subject.data_type.clone()),
+        index_name: index.as_ref().map(|index| index.name.as_str()),
+        index_created_by_extension: index.as_ref().is_some_and(|index| index.made_by_us),
+        purges,
     };
     let id = match stored {
         Some(stored) => catalog.update(stored.id, &definition).map(|()| stored.id),
         None => catalog.insert(&table.schema, &table.name, &subject.name, &definition),
     }?;
-    // A softly deleted row stays, hidden or not, and so does its key.
-    if options.hide_expired && options.soft_delete_column.is_none() {
+    if options.makes_room() {
         table.create_trigger("ttl_make_room", "INSERT OR UPDATE", MAKE_ROOM, id)?;
     } else {
         table.drop_triggers(MAKE_ROOM, Some(id))?;
     }
+    if purges.is_none() { save_purge(table, id, options, author) } else { Ok(()) }
+}
+
+/// Checks what a rule needs around its table: partitions, an archive, a function to call.
+fn check_surroundings(table: &Table, options: &Options) -> Result<(), TtlError> {
+    if options.partition_action != PartitionAction::default() && !table.is_partitioned {
+        return Err(TtlError::NotPartitioned(table.name.clone()));
+    }
+    if let Some(archive) = &options.archive_to {
+        let archive = Table::describe(table_oid(archive)?)?;
+        archive.check_storage()?;
+        if relation::tree(archive.relid).iter().any(|part| relation::tree(table.relid).contains(part)) {
+            return Err(TtlError::ArchiveIsSource(table.name.clone()));
+        }
+        Archive::open(archive.relid, table.relid, table.owner)?;
+    }
+    if let Some(function) = &options.on_expire {
+        let allowed = spi::query(
+            "SELECT has_function_privilege($1, $2::regprocedure, 'EXECUTE')",
+            &[table.owner.into(), format!("{function}(regclass, jsonb)").into()],
+            |row| row.get(1),
+        )?;
+        if allowed != [Some(true)] {
+            return Err(TtlError::HookPermission(function.clone()));
+        }
+    }
     Ok(())
+}
+
+fn table_oid(name: &str) -> Result<Oid, TtlError> {
+    let found = spi::query("SELECT $1::regclass::oid", &[name.into()], |row| row.get(1))?;
+    Ok(found.into_iter().flatten().next().unwrap_or_default())
 }
 
 /// What hides rows runs in every session, as whoever asks.

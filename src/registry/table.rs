@@ -13,6 +13,7 @@ pub struct Table {
     pub schema: String,
     pub name: String,
     pub owner: Oid,
+    pub is_partitioned: bool,
 }
 
 /// What a rule goes by: a column, or an expression over the row.
@@ -74,6 +75,7 @@ impl Table {
                     schema: row.get(2)?.unwrap_or_default(),
                     name: row.get(3)?.unwrap_or_default(),
                     owner: row.get(4)?.unwrap_or_default(),
+                    is_partitioned: row.get::<String>(5)?.as_deref() == Some("p"),
                 };
                 let flag = |column| Ok::<_, pgrx::spi::Error>(row.get(column)?.unwrap_or(false));
                 Ok((table, row.get::<String>(5)?.unwrap_or_default(), flag(6)?, flag(7)?, flag(8)?))

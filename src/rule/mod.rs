@@ -8,12 +8,14 @@ mod pg_type;
 mod source;
 pub mod sql;
 mod ttl;
+mod window;
 
 pub use expiry::Expiry;
 pub use mark::Mark;
-pub use options::{Given, IndexMethod, Options};
+pub use options::{Given, IndexMethod, Needs, Options, PartitionAction};
 pub use source::{Source, Unit};
 pub use ttl::Ttl;
+pub use window::Window;
 
 /// Why a value cannot be part of a rule.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -24,8 +26,20 @@ pub enum Invalid {
     NegativeTtl(Ttl),
     #[error("time to live \"{0}\" is too long")]
     TtlTooLong(Ttl),
-    #[error("batch_size must be at least 1, not {0}")]
-    BatchSize(i32),
+    #[error("{0} must be at least 1, not {1}")]
+    TooSmall(&'static str, i64),
+    #[error("partition action \"{0}\" is not known")]
+    PartitionAction(String),
+    #[error("run window \"{0}\" is not one")]
+    Window(String),
+    #[error("notify_channel must have 1 to 63 bytes")]
+    Channel,
+    #[error("option \"{0}\" makes no sense here")]
+    Alone(&'static str, Needs),
+    #[error("option \"{0}\" must not be both given and reset")]
+    GivenAndReset(String),
+    #[error("{0}")]
+    Other(String),
     #[error("index method \"{0}\" cannot serve a TTL rule")]
     IndexMethod(String),
     #[error("a number needs a unit to be an instant")]

@@ -1,53 +1,66 @@
 //! The options of a rule: one structure, one place that validates them, one that tells what changed.
 
-use super::{Invalid, Ttl};
+use super::{Invalid, Ttl, Window};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::fmt;
 
-/// What a rule says beyond its table and column. Field names are the argument names users know.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// What a rule says beyond its table and column. Field names are the argument names users know, and the columns of the
+/// catalog.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Options {
     pub expire_after: Ttl,
     /// `None` follows `pg_ttl_index.batch_size`.
     pub batch_size: Option<i32>,
     pub soft_delete_column: Option<String>,
+    /// How long a softly deleted row stays before it is removed.
+    pub purge_after: Option<Ttl>,
     /// In the canonical form PostgreSQL prints, every function and operator qualified.
     pub filter: Option<String>,
     pub time_zone: String,
     /// What a number counts; see [`super::Source`].
     pub unit: Option<String>,
     pub index_method: IndexMethod,
+    /// Whether the index is made by a worker, without locking out writers.
+    pub concurrently: bool,
     /// Whether queries do not see rows that have expired.
     pub hide_expired: bool,
+    /// The table that rows move to, qualified and quoted.
+    pub archive_to: Option<String>,
+    /// The function that is called with the rows, qualified and quoted.
+    pub on_expire: Option<String>,
+    pub notify_channel: Option<String>,
+    pub partition_action: PartitionAction,
+    /// `None` follows `pg_ttl_index.naptime`.
+    pub run_every: Option<Ttl>,
+    pub run_window: Option<Window>,
+    pub max_rows_per_second: Option<i32>,
+    pub max_rows_per_run: Option<i64>,
 }
 
-/// What a caller gave, before validation. `None` is "not given".
-#[derive(Clone, Debug, Default)]
+/// What a caller gave. `None` is "not given".
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Given {
     pub expire_after: Option<Ttl>,
     pub batch_size: Option<i32>,
     pub soft_delete_column: Option<String>,
+    pub purge_after: Option<Ttl>,
     pub filter: Option<String>,
     pub time_zone: Option<String>,
     pub unit: Option<String>,
-    pub index_method: Option<String>,
+    pub index_method: Option<IndexMethod>,
+    pub concurrently: Option<bool>,
     pub hide_expired: Option<bool>,
-}
-
-impl Given {
-    /// Whether an option that has a default was given.
-    pub fn has(&self, option: &str) -> bool {
-        match option {
-            "batch_size" => self.batch_size.is_some(),
-            "soft_delete_column" => self.soft_delete_column.is_some(),
-            "filter" => self.filter.is_some(),
-            "unit" => self.unit.is_some(),
-            "index_method" => self.index_method.is_some(),
-            "hide_expired" => self.hide_expired.is_some(),
-            _ => false,
-        }
-    }
+    pub archive_to: Option<String>,
+    pub on_expire: Option<String>,
+    pub notify_channel: Option<String>,
+    pub partition_action: Option<PartitionAction>,
+    pub run_every: Option<Ttl>,
+    pub run_window: Option<Window>,
+    pub max_rows_per_second: Option<i32>,
+    pub max_rows_per_run: Option<i64>,
 }
 
 /// How a rule finds its expired rows.
@@ -60,10 +73,31 @@ pub enum IndexMethod {
     None,
 }
 
+/// What becomes of a partition of which every row has expired.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PartitionAction {
+    /// Its rows are deleted, and it stays.
+    #[default]
+    Delete,
+    Drop,
+    Detach,
+}
+
 impl IndexMethod {
     pub fn parse(name: &str) -> Result<Self, Invalid> {
-        serde_json::from_value(Value::from(name)).map_err(|_| Invalid::IndexMethod(name.into()))
+        by_name(name).ok_or_else(|| Invalid::IndexMethod(name.into()))
     }
+}
+
+impl PartitionAction {
+    pub fn parse(name: &str) -> Result<Self, Invalid> {
+        by_name(name).ok_or_else(|| Invalid::PartitionAction(name.into()))
+    }
+}
+
+fn by_name<T: DeserializeOwned>(name: &str) -> Option<T> {
+    serde_json::from_value(Value::from(name)).ok()
 }
 
 impl fmt::Display for IndexMethod {
@@ -76,61 +110,102 @@ impl fmt::Display for IndexMethod {
     }
 }
 
+/// Options without a default.
+const REQUIRED: [&str; 2] = ["expire_after", "time_zone"];
+
 impl Options {
     /// The options of a new registration: what is not given has its default.
-    pub fn create(given: Given, time_zone: String) -> Result<Self, Invalid> {
+    pub fn create(given: &Given, time_zone: String) -> Result<Self, Invalid> {
         let expire_after = given.expire_after.ok_or(Invalid::Missing("expire_after"))?;
-        let defaults = Self {
-            expire_after,
-            batch_size: None,
-            soft_delete_column: None,
-            filter: None,
-            time_zone,
-            unit: None,
-            index_method: IndexMethod::default(),
-            hide_expired: false,
-        };
-        defaults.alter(given)
+        Self { expire_after, time_zone, ..Self::default() }.alter(given, &[])
     }
 
-    /// These options with what is given put in place of what was there.
-    pub fn alter(self, given: Given) -> Result<Self, Invalid> {
-        if let Some(size) = given.batch_size.filter(|size| *size <= 0) {
-            return Err(Invalid::BatchSize(size));
+    /// These options with what is given put in place of what was there, and what is named in `reset` put back to its
+    /// default.
+    pub fn alter(self, given: &Given, reset: &[String]) -> Result<Self, Invalid> {
+        let given: Map<_, _> = fields(given).into_iter().filter(|(_, value)| !value.is_null()).collect();
+        let mut fields = fields(&self);
+        for option in reset {
+            if given.contains_key(option) {
+                return Err(Invalid::GivenAndReset(option.clone()));
+            }
+            if REQUIRED.contains(&option.as_str()) || fields.remove(option).is_none() {
+                return Err(Invalid::Reset(option.clone()));
+            }
         }
-        Ok(Self {
-            expire_after: given.expire_after.unwrap_or(self.expire_after),
-            batch_size: given.batch_size.or(self.batch_size),
-            soft_delete_column: given.soft_delete_column.or(self.soft_delete_column),
-            filter: given.filter.or(self.filter),
-            time_zone: given.time_zone.unwrap_or(self.time_zone),
-            unit: given.unit.or(self.unit),
-            index_method: given.index_method.map_or(Ok(self.index_method), |name| IndexMethod::parse(&name))?,
-            hide_expired: given.hide_expired.unwrap_or(self.hide_expired),
+        fields.extend(given);
+        let options =
+            serde_json::from_value::<Self>(fields.into()).map_err(|error| Invalid::Other(error.to_string()))?;
+        options.check()?;
+        Ok(options)
+    }
+
+    /// The one place that says which options make sense, alone and together.
+    fn check(&self) -> Result<(), Invalid> {
+        let positive = [
+            ("batch_size", self.batch_size.map(i64::from)),
+            ("max_rows_per_second", self.max_rows_per_second.map(i64::from)),
+            ("max_rows_per_run", self.max_rows_per_run),
+        ];
+        if let Some((option, number)) = positive.into_iter().find_map(|(name, n)| Some((name, n.filter(|n| *n < 1)?))) {
+            return Err(Invalid::TooSmall(option, number));
+        }
+        if self.run_every.is_some_and(Ttl::is_zero) {
+            return Err(Invalid::Limit("run_every"));
+        }
+        if self.notify_channel.as_ref().is_some_and(|channel| channel.is_empty() || channel.len() >= LONGEST_NAME) {
+            return Err(Invalid::Channel);
+        }
+        let together = [
+            ("purge_after", self.purge_after.is_some(), self.soft_delete_column.is_none(), Needs::SoftDelete),
+            (
+                "archive_to",
+                self.archive_to.is_some(),
+                self.soft_delete_column.is_some() && self.purge_after.is_none(),
+                Needs::Removal,
+            ),
+            ("concurrently", self.concurrently, self.index_method == IndexMethod::None, Needs::Index),
+        ];
+        match together.into_iter().find(|(_, is_given, lacks, _)| *is_given && *lacks) {
+            Some((option, _, _, needs)) => Err(Invalid::Alone(option, needs)),
+            None => Ok(()),
+        }
+    }
+
+    /// The options of the rule that removes the rows this one has softly deleted.
+    pub fn of_purge(&self) -> Option<Self> {
+        Some(Self {
+            expire_after: self.purge_after?,
+            soft_delete_column: None,
+            purge_after: None,
+            unit: None,
+            hide_expired: false,
+            // They have been called when the rows expired.
+            on_expire: None,
+            // They are not by this column.
+            partition_action: PartitionAction::default(),
+            ..self.clone()
         })
     }
 
-    /// Puts one option back to its default.
-    pub fn reset(&mut self, option: &str) -> Result<(), Invalid> {
-        match option {
-            "batch_size" => self.batch_size = None,
-            "soft_delete_column" => self.soft_delete_column = None,
-            "filter" => self.filter = None,
-            "unit" => self.unit = None,
-            "index_method" => self.index_method = IndexMethod::default(),
-            "hide_expired" => self.hide_expired = false,
-            _ => return Err(Invalid::Reset(option.into())),
-        }
-        Ok(())
+    /// The table that rows move to when this rule takes them away.
+    pub fn archive(&self) -> Option<&str> {
+        self.archive_to.as_deref().filter(|_| self.soft_delete_column.is_none())
+    }
+
+    /// Whether somebody wants to have the rows or to hear of them when they go.
+    pub fn has_audience(&self) -> bool {
+        self.archive().is_some() || self.on_expire.is_some() || self.notify_channel.is_some()
+    }
+
+    /// Whether a row that has expired may be taken away as soon as a new one needs its key, without a sweep.
+    pub fn makes_room(&self) -> bool {
+        self.hide_expired && self.soft_delete_column.is_none() && !self.has_audience()
     }
 
     /// One line for each option that differs from `before`, for the user to read.
     pub fn changes_since(&self, before: &Self) -> Vec<String> {
-        let (Ok(Value::Object(old)), Ok(Value::Object(new))) =
-            (serde_json::to_value(before), serde_json::to_value(self))
-        else {
-            return Vec::new();
-        };
+        let (old, new) = (fields(before), fields(self));
         new.iter()
             .filter_map(|(name, value)| match (&old[name], value) {
                 (was, is) if was == is => None,
@@ -139,6 +214,43 @@ impl Options {
                 (was, is) => Some(format!("{name} changed from {was} to {is}")),
             })
             .collect()
+    }
+
+    /// The names of the options that can be reset.
+    pub fn resettable() -> Vec<String> {
+        let names = fields(&Self::default()).into_iter().map(|(name, _)| name);
+        names.filter(|name| !REQUIRED.contains(&name.as_str())).collect()
+    }
+}
+
+/// PostgreSQL's NAMEDATALEN.
+const LONGEST_NAME: usize = 64;
+
+/// What an option makes no sense without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    SoftDelete,
+    Removal,
+    Index,
+}
+
+impl Needs {
+    pub fn hint(self) -> &'static str {
+        match self {
+            Self::SoftDelete => "Rows are purged that were softly deleted before: give soft_delete_column.",
+            Self::Removal => {
+                "Softly deleted rows stay where they are: give purge_after too, and they are archived then."
+            }
+            Self::Index => "There is no index to make with index_method => 'none'.",
+        }
+    }
+}
+
+/// By name, in the order of names.
+fn fields(of: &impl Serialize) -> Map<String, Value> {
+    match serde_json::to_value(of) {
+        Ok(Value::Object(fields)) => fields,
+        _ => Map::new(),
     }
 }
 
@@ -152,7 +264,7 @@ mod tests {
 
     fn options() -> Options {
         let given = Given { expire_after: Some(ttl(60)), ..Given::default() };
-        Options::create(given, "UTC".into()).expect("valid options")
+        Options::create(&given, "UTC".into()).expect("valid options")
     }
 
     #[test]
@@ -162,22 +274,51 @@ mod tests {
 
     #[test]
     fn an_expiry_is_required() {
-        assert_eq!(Options::create(Given::default(), "UTC".into()), Err(Invalid::Missing("expire_after")));
+        assert_eq!(Options::create(&Given::default(), "UTC".into()), Err(Invalid::Missing("expire_after")));
     }
 
     #[test]
     fn alter_changes_only_what_is_given() {
         let before = Options { filter: Some("done".into()), ..options() };
-        let after = before.clone().alter(Given { batch_size: Some(5), ..Given::default() });
+        let after = before.clone().alter(&Given { batch_size: Some(5), ..Given::default() }, &[]);
         assert_eq!(after, Ok(Options { batch_size: Some(5), ..before }));
     }
 
     #[test]
-    fn a_batch_has_at_least_one_row() {
-        for size in [0, -1, i32::MIN] {
-            let given = Given { batch_size: Some(size), ..Given::default() };
-            assert_eq!(options().alter(given), Err(Invalid::BatchSize(size)));
+    fn numbers_are_positive() {
+        for number in [0, -1, i32::MIN] {
+            let given = Given { batch_size: Some(number), ..Given::default() };
+            assert_eq!(options().alter(&given, &[]), Err(Invalid::TooSmall("batch_size", number.into())));
+            let given = Given { max_rows_per_second: Some(number), ..Given::default() };
+            assert_eq!(options().alter(&given, &[]), Err(Invalid::TooSmall("max_rows_per_second", number.into())));
         }
+        let given = Given { run_every: Some(Ttl::default()), ..Given::default() };
+        assert_eq!(options().alter(&given, &[]), Err(Invalid::Limit("run_every")));
+    }
+
+    #[test]
+    fn what_makes_no_sense_together_is_refused() {
+        let purge = Given { purge_after: Some(ttl(1)), ..Given::default() };
+        assert_eq!(options().alter(&purge, &[]), Err(Invalid::Alone("purge_after", Needs::SoftDelete)));
+        let archive = Given { archive_to: Some("a".into()), ..Given::default() };
+        let soft = Options { soft_delete_column: Some("gone".into()), ..options() };
+        assert_eq!(soft.clone().alter(&archive, &[]), Err(Invalid::Alone("archive_to", Needs::Removal)));
+        let both = Options { purge_after: Some(ttl(1)), ..soft };
+        assert_eq!(both.alter(&archive, &[]).map(|options| options.archive().is_some()), Ok(false));
+    }
+
+    #[test]
+    fn a_purge_goes_by_the_mark_and_archives() {
+        let soft = Options {
+            soft_delete_column: Some("gone".into()),
+            purge_after: Some(ttl(90)),
+            archive_to: Some("a".into()),
+            filter: Some("done".into()),
+            ..options()
+        };
+        let purge = soft.of_purge().expect("a purge");
+        assert_eq!((purge.expire_after, purge.archive(), purge.filter.as_deref()), (ttl(90), Some("a"), Some("done")));
+        assert_eq!(options().of_purge(), None);
     }
 
     #[test]
@@ -205,9 +346,15 @@ mod tests {
 
     #[test]
     fn reset_takes_only_what_has_a_default() {
-        let mut options = Options { batch_size: Some(5), ..options() };
-        assert_eq!(options.reset("batch_size"), Ok(()));
-        assert_eq!(options.batch_size, None);
-        assert_eq!(options.reset("expire_after"), Err(Invalid::Reset("expire_after".into())));
+        let before = Options { batch_size: Some(5), index_method: IndexMethod::Brin, ..options() };
+        let reset = |names: &[&str]| {
+            let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+            before.clone().alter(&Given { filter: Some("done".into()), ..Given::default() }, &names)
+        };
+        let after = Options { filter: Some("done".into()), ..options() };
+        assert_eq!(reset(&["batch_size", "index_method"]), Ok(after));
+        assert_eq!(reset(&["expire_after"]), Err(Invalid::Reset("expire_after".into())));
+        assert_eq!(reset(&["colour"]), Err(Invalid::Reset("colour".into())));
+        assert_eq!(reset(&["filter"]), Err(Invalid::GivenAndReset("filter".into())));
     }
 }

@@ -161,6 +161,16 @@ impl Source {
         }
     }
 
+    /// SQL that says whether every value from `lower` on, also SQL, can expire, so that a range of them can go as a whole;
+    /// `None` if that cannot be told by a range.
+    pub fn can_expire_from(self, lower: &str) -> Option<String> {
+        match self {
+            Self::TimestampTz | Self::Timestamp | Self::Date => Some("true".into()),
+            Self::Integer { .. } | Self::Numeric(_) => Some(format!("coalesce({lower} > 0, false)")),
+            _ => None,
+        }
+    }
+
     /// Whether there are values before all instants and behind all of them.
     pub fn has_infinities(self) -> bool {
         matches!(self, Self::TimestampTz | Self::Timestamp | Self::Date)

@@ -1,8 +1,9 @@
 //! How long a row lives.
 
 use super::{Invalid, sql};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
+use std::time::Duration;
 
 const MICROS_PER_SECOND: i128 = 1_000_000;
 const MICROS_PER_DAY: i128 = 24 * 3600 * MICROS_PER_SECOND;
@@ -14,7 +15,8 @@ const LONGEST: i128 = 6_000 * 366 * MICROS_PER_DAY;
 ///
 /// Months and days are kept as they are: "1 month" ends on the same day of the next month in the rule's time zone,
 /// however many seconds that takes. Zero means that the column itself holds the instant of expiry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Ttl {
     months: i32,
     days: i32,
@@ -48,6 +50,12 @@ impl Ttl {
     /// Whether it lasts as long whenever it begins.
     pub fn is_of_fixed_length(self) -> bool {
         (self.months, self.days) == (0, 0)
+    }
+
+    /// About how long it is, a month counted as 30 days.
+    pub fn estimate(self) -> Duration {
+        let micros = (i128::from(self.months) * 30 + i128::from(self.days)) * MICROS_PER_DAY + i128::from(self.micros);
+        Duration::from_micros(u64::try_from(micros).unwrap_or(0))
     }
 
     /// SQL for the instant this long after `instant`, also SQL; the zone, a literal, says where days begin.
@@ -133,10 +141,60 @@ impl Serialize for Ttl {
     }
 }
 
+/// Reads what `Display` writes, and intervals as PostgreSQL prints them in its verbose style.
+impl TryFrom<String> for Ttl {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let unreadable = || format!("\"{text}\" is not a time to live");
+        let verbose = text.trim_start_matches('@').trim();
+        let (fields, sign) = verbose.strip_suffix("ago").map_or((verbose, 1), |fields| (fields, -1));
+        let words: Vec<_> = fields.split_whitespace().collect();
+        let (mut months, mut days, mut micros) = (0_i64, 0_i64, 0_i64);
+        for pair in words.chunks(2).filter(|pair| *pair != ["0"]) {
+            let [number, unit] = pair else { return Err(unreadable()) };
+            let count = |scale: i64| number.parse::<i64>().ok()?.checked_mul(scale * sign);
+            let (field, count) = match unit.trim_end_matches('s') {
+                "year" => (&mut months, count(12)),
+                "mon" | "month" => (&mut months, count(1)),
+                "day" => (&mut days, count(1)),
+                "hour" => (&mut micros, count(3_600_000_000)),
+                "min" | "minute" => (&mut micros, count(60_000_000)),
+                "sec" | "second" => (&mut micros, seconds(number).and_then(|micros| micros.checked_mul(sign))),
+                "microsecond" => (&mut micros, count(1)),
+                _ => return Err(unreadable()),
+            };
+            *field = count.and_then(|count| field.checked_add(count)).ok_or_else(unreadable)?;
+        }
+        let narrow = |field| i32::try_from(field).map_err(|_| unreadable());
+        Self::new(narrow(months)?, narrow(days)?, micros).map_err(|invalid| invalid.to_string())
+    }
+}
+
+/// Microseconds in seconds with up to six digits behind the point.
+fn seconds(number: &str) -> Option<i64> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits: i64 = format!("{fraction:0<6}").parse().ok().filter(|_| fraction.len() <= 6)?;
+    let fraction = if whole.starts_with('-') { -digits } else { digits };
+    whole.parse::<i64>().ok()?.checked_mul(1_000_000)?.checked_add(fraction)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn reads_what_postgres_prints() {
+        let read = |text: &str| Ttl::try_from(text.to_owned()).map(Ttl::fields);
+        assert_eq!(read("@ 1 year 2 mons -3 days 4 hours 5 mins 6.7 secs"), Ok((14, -3, 14_706_700_000)));
+        assert_eq!(read("@ 1 day -0.5 secs"), Ok((0, 1, -500_000)));
+        assert_eq!(read("@ 0"), Ok((0, 0, 0)));
+        assert!(read("@ 1 day ago").is_err_and(|message| message.contains("must not be negative")));
+        for text in ["1", "day", "1 fortnight", "1.5 days", "1 sec 2", "99999999999 mons", "1.2345678 secs"] {
+            assert!(read(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn zero_is_allowed_and_means_the_column_holds_the_expiry() {
@@ -192,6 +250,13 @@ mod tests {
             if let Ok(ttl) = Ttl::new(months, days, micros) {
                 prop_assert!(ttl.shortest() >= 0);
                 prop_assert!(ttl.longest() <= LONGEST);
+            }
+        }
+
+        #[test]
+        fn what_is_written_can_be_read(months in 0..60_000, days in 0..3_000, micros in 0..i64::MAX / 64) {
+            if let Ok(ttl) = Ttl::new(months, days, micros) {
+                prop_assert_eq!(Ttl::try_from(ttl.to_string()), Ok(ttl));
             }
         }
 

@@ -22,10 +22,20 @@ pub struct Done {
     pub locked: i64,
     pub blocked: i64,
     pub blocked_by: Option<Failure>,
+    /// What an audience gets, for each statement that removed rows.
+    pub taken: Vec<Taken>,
+}
+
+/// Rows that a statement has removed, and their range, as JSON.
+#[derive(Debug, Default)]
+pub struct Taken {
+    pub rows: Option<String>,
+    pub range: Option<String>,
 }
 
 impl Done {
     fn add(&mut self, other: Self) {
+        self.taken.extend(other.taken);
         self.removed += other.removed;
         self.locked += other.locked;
         self.blocked += other.blocked;
@@ -45,6 +55,7 @@ pub struct Remover {
     lock: Prepared,
     remove: Prepared,
     remove_unlocked: Prepared,
+    has_audience: bool,
 }
 
 /// A statement that is planned when it is first needed: most batches need one of them.
@@ -76,6 +87,7 @@ impl Remover {
             lock: Prepared::new(statements.lock(), Which::Listed),
             remove: Prepared::new(statements.remove(), Which::Listed),
             remove_unlocked: Prepared::new(statements.remove_unlocked(), Which::Listed),
+            has_audience: statements.has_audience(),
         }
     }
 
@@ -106,13 +118,10 @@ impl Remover {
     fn remove_with_sql(&self, tids: &[Tid]) -> Done {
         let these = Places::These(tids);
         // The usual case: every row is locked now, by us, so that changing all of them waits for nobody.
-        let removed = if self.lock.plan().run(these) == tids.len() {
-            self.remove.plan().run(these)
-        } else {
-            self.remove_unlocked.plan().run(these)
-        };
+        let all_locked = self.lock.plan().run(these) == tids.len();
+        let (removed, taken) = self.take(if all_locked { &self.remove } else { &self.remove_unlocked }, these);
         if removed == tids.len() {
-            return Done { removed: removed as i64, ..Done::default() };
+            return Done { removed: removed as i64, taken, ..Done::default() };
         }
         // Others have locked, updated or removed the rest, or a trigger keeps it.
         let left = self.look.plan().run(these);
@@ -121,7 +130,23 @@ impl Remover {
             let code = PgSqlErrorCode::ERRCODE_TRIGGERED_ACTION_EXCEPTION;
             Failure::new(code, "a trigger or rule of the table keeps the row")
         });
-        Done { removed: removed as i64, locked: (left - kept) as i64, blocked: kept as i64, blocked_by }
+        Done { removed: removed as i64, locked: (left - kept) as i64, blocked: kept as i64, blocked_by, taken }
+    }
+
+    /// Removes rows by one of the statements, and takes what the audience gets.
+    fn take(&self, removal: &Prepared, places: Places<'_>) -> (usize, Vec<Taken>) {
+        if !self.has_audience {
+            return (removal.plan().run(places), Vec::new());
+        }
+        let mut columns = removal.plan().row(places).into_iter();
+        let mut count = || columns.next().flatten().and_then(|count| count.parse::<usize>().ok());
+        let (removed, archived) = (count().unwrap_or_default(), count());
+        // Never a row in neither: what a trigger kept out of the archive stays where it is.
+        if archived.is_some_and(|archived| archived != removed) {
+            TtlError::ArchiveRefused.raise();
+        }
+        let (rows, range) = (columns.next().flatten(), columns.next().flatten());
+        (removed, if removed > 0 { vec![Taken { rows, range }] } else { Vec::new() })
     }
 
     fn remove_one_by_one(&self, tids: &[Tid]) -> Done {
@@ -143,13 +168,15 @@ pub fn remove(
     mut guarded: impl FnMut(&dyn Fn(&Remover) -> Done) -> Result<Option<Done>, TtlError>,
 ) -> Result<(), Failure> {
     let mut parts = vec![tids];
-    // Set once an attempt has all its locks: what fails then fails on the rows.
+    // Set while an attempt, which has all its locks, is at the rows: what fails then fails on them.
     let reached_rows = Cell::new(false);
     while let Some(part) = parts.pop() {
         reached_rows.set(false);
         let together = |remover: &Remover| {
             reached_rows.set(true);
-            remover.remove_together(part)
+            let done = remover.remove_together(part);
+            reached_rows.set(false);
+            done
         };
         match scope.attempt(|| guarded(&together)) {
             Ok(Some(done)) => total.add(done),

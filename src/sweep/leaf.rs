@@ -1,9 +1,12 @@
 //! The physical relations a rule's rows are in. A `ctid` means nothing across them, so each is swept on its own.
 
+use super::partition::{self, Part};
 use crate::catalog::Rule;
 use crate::error::TtlError;
+use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Lock, Shape};
 use crate::pg::{access, spi};
+use crate::rule::PartitionAction;
 use pgrx::pg_sys::Oid;
 use std::collections::VecDeque;
 
@@ -12,17 +15,28 @@ pub struct Leaf {
     pub relid: Oid,
     /// Qualified and quoted.
     pub name: String,
+    /// Why it does not go as a whole, if it could have.
+    pub kept_by: Vec<String>,
     /// What it looked like when the statements for it were prepared.
     shape: Option<Shape>,
 }
 
+#[derive(Default)]
 pub struct Leaves {
+    /// Partitions that go as a whole.
+    pub whole: VecDeque<Part>,
+    /// Partitions that are being detached, each with its parent.
+    pub pending: Vec<(Oid, Oid)>,
     pub sweepable: VecDeque<Leaf>,
     /// Relations that cannot be swept, each with the reason.
-    pub skipped: Vec<String>,
+    pub skipped: Vec<(Leaf, String)>,
 }
 
 impl Leaf {
+    fn new(relid: Oid, name: String) -> Self {
+        Self { relid, name, kept_by: Vec::new(), shape: None }
+    }
+
     /// Takes down its present shape. `None` if it is not what the rule was loaded for any more.
     pub fn observe(self, rule: &Rule) -> Result<Option<Self>, TtlError> {
         let Some(shape) = relation::lock(self.relid, Lock::Read) else { return Ok(None) };
@@ -49,7 +63,8 @@ impl Leaf {
 impl Leaf {
     /// This relation, if a DELETE by its owner would do nothing but remove rows from its heap.
     pub fn plain_heap(&self, rule: &Rule) -> Option<Oid> {
-        let is_plain = rule.mark.is_none() && self.shape.as_ref().is_some_and(Shape::is_plain);
+        let is_plain =
+            rule.mark.is_none() && !rule.options.has_audience() && self.shape.as_ref().is_some_and(Shape::is_plain);
         (is_plain && access::may_delete(self.relid)).then_some(self.relid)
     }
 
@@ -88,49 +103,116 @@ impl Leaf {
 /// Finds the leaves that can hold rows up to the cutoff. Partitions that cannot, by their lower bound, are not touched.
 pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
     if !rule.has_children {
-        let leaf = Leaf { relid: rule.relid, name: rule.table.clone(), shape: None };
-        return Ok(Leaves { sweepable: VecDeque::from([leaf]), skipped: Vec::new() });
+        let leaf = Leaf::new(rule.relid, rule.table.clone());
+        return Ok(Leaves { sweepable: VecDeque::from([leaf]), ..Leaves::default() });
     }
     let source = rule.expiry.source();
+    let type_name = source.type_name();
+    // In a range of one column every row is below the upper bound.
+    let is_whole = match source.can_expire_from("bound.lower") {
+        Some(can_expire) if rule.options.partition_action != PartitionAction::Delete => {
+            format!("k.partnatts = 1 AND bound.upper <= {cutoff} AND {can_expire}")
+        }
+        _ => "false".into(),
+    };
     let sql = format!(
-        "WITH RECURSIVE tree (relid, attnum) AS (
-             SELECT $1, $2
+        "WITH RECURSIVE tree (relid, attnum, part, parent, is_pending) AS (
+             SELECT $1, $2, NULL::oid, NULL::oid, false
              UNION ALL
-             SELECT i.inhrelid, a.attnum
+             SELECT i.inhrelid, a.attnum,
+                    CASE WHEN tree.part IS NOT NULL THEN tree.part WHEN i.inhdetachpending OR {is_whole} THEN i.inhrelid END,
+                    CASE WHEN tree.part IS NOT NULL THEN tree.parent ELSE tree.relid END,
+                    tree.is_pending OR i.inhdetachpending
              FROM tree
-             JOIN pg_inherits i ON i.inhparent = tree.relid AND NOT i.inhdetachpending
+             JOIN pg_inherits i ON i.inhparent = tree.relid
              JOIN pg_class c ON c.oid = i.inhrelid
              LEFT JOIN pg_attribute parent ON parent.attrelid = tree.relid AND parent.attnum = tree.attnum
              LEFT JOIN pg_attribute a ON a.attrelid = i.inhrelid AND a.attname = parent.attname
              LEFT JOIN pg_partitioned_table k
                     ON k.partrelid = tree.relid AND k.partstrat = 'r' AND k.partattrs[0] = tree.attnum
-             WHERE CASE WHEN k.partrelid IS NULL THEN true
-                        ELSE coalesce((regexp_match(pg_get_expr(c.relpartbound, 0),
-                                                    '^FOR VALUES FROM \\(''?([0-9a-f][^'',)]*)'))[1]::{type_name} <= {cutoff}, true)
-                   END)
+                   AND (SELECT o.opcdefault AND o.opcnamespace = 'pg_catalog'::regnamespace
+                        FROM pg_opclass o WHERE o.oid = k.partclass[0])
+             LEFT JOIN LATERAL (SELECT {lower} AS lower, {upper} AS upper) AS bound ON k.partrelid IS NOT NULL
+             WHERE coalesce(bound.lower <= {cutoff}, true))
          SELECT DISTINCT c.oid, format('%I.%I', n.nspname, c.relname),
                 CASE WHEN c.relkind = 'f' THEN 'is a foreign table'
                      WHEN am.amname <> 'heap' THEN format('has access method %s', am.amname)
                      WHEN c.relowner <> $3 THEN 'has another owner'
-                END
+                END,
+                tree.part, tree.parent, tree.is_pending
          FROM tree
          JOIN pg_class c ON c.oid = tree.relid AND c.relkind <> 'p'
          JOIN pg_namespace n ON n.oid = c.relnamespace
          LEFT JOIN pg_am am ON am.oid = c.relam
          ORDER BY 2",
-        type_name = source.type_name(),
+        lower = partition::lower_bound(type_name),
+        upper = partition::upper_bound(type_name),
     );
     let key = rule.attnum.filter(|_| source.compares_value());
     let found = spi::read(&sql, &[rule.relid.into(), key.into(), rule.owner.into()], |row| {
-        let leaf = Leaf { relid: row.get(1)?.unwrap_or_default(), name: row.get(2)?.unwrap_or_default(), shape: None };
-        Ok((leaf, row.get::<String>(3)?))
+        let leaf = Leaf::new(row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default());
+        Ok((leaf, row.get::<String>(3)?, row.get::<Oid>(4)?.zip(row.get::<Oid>(5)?), row.get(6)?.unwrap_or(false)))
     })?;
-    let mut leaves = Leaves { sweepable: VecDeque::new(), skipped: Vec::new() };
-    for (leaf, obstacle) in found {
-        match obstacle {
-            None => leaves.sweepable.push_back(leaf),
-            Some(obstacle) => leaves.skipped.push(format!("{} {obstacle}", leaf.name)),
+    let mut leaves = Leaves::default();
+    let mut parts: Vec<Part> = Vec::new();
+    for (leaf, obstacle, part, is_pending) in found {
+        match (part, obstacle) {
+            // It is not the table's any more.
+            (Some(pending), _) if is_pending => leaves.pending.push(pending),
+            (part, Some(obstacle)) => {
+                leaves.skipped.push((leaf, obstacle));
+                part.into_iter().for_each(|part| find_part(&mut parts, part, None));
+            }
+            (Some(part), None) => find_part(&mut parts, part, Some(leaf)),
+            (None, None) => leaves.sweepable.push_back(leaf),
         }
     }
+    leaves.pending.dedup();
+    leaves.sort_out(rule, parts, cutoff)?;
     Ok(leaves)
+}
+
+/// Every relation below the rule's table that has rows of its own and its owner.
+pub fn all(rule: &Rule) -> Result<Vec<Oid>, TtlError> {
+    spi::read(
+        "SELECT c.oid FROM pg_partition_tree($1) AS tree JOIN pg_class c ON c.oid = tree.relid
+         WHERE c.relkind = 'r' AND c.relowner = $2",
+        &[rule.relid.into(), rule.owner.into()],
+        |row| Ok(row.get(1)?.unwrap_or_default()),
+    )
+}
+
+/// Adds a leaf to its part.
+fn find_part(parts: &mut Vec<Part>, (relid, parent): (Oid, Oid), leaf: Option<Leaf>) {
+    let place = parts.iter().position(|part| part.relid == relid).unwrap_or_else(|| {
+        let name = Regclass(relid).qualified_name().unwrap_or_default();
+        parts.push(Part::new(relid, name, parent));
+        parts.len() - 1
+    });
+    parts[place].leaves.extend(leaf);
+}
+
+impl Leaves {
+    /// Parts that nothing keeps from going as a whole do so, the oldest first; others go by rows.
+    fn sort_out(&mut self, rule: &Rule, mut parts: Vec<Part>, cutoff: &str) -> Result<(), TtlError> {
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let objections: Vec<_> =
+            partition::objections(rule).iter().map(|option| format!("goes by rows: {option}")).collect();
+        let relids: Vec<_> = parts.iter().map(|part| part.relid).collect();
+        for (relid, _, obstacles) in partition::obstacles(rule, &relids, cutoff)? {
+            let Some(place) = parts.iter().position(|part| part.relid == relid) else { continue };
+            let part = parts.swap_remove(place);
+            let reasons: Vec<_> = objections.iter().chain(&obstacles).cloned().collect();
+            if reasons.is_empty() {
+                self.whole.push_back(part);
+            } else {
+                let reasons: Vec<_> =
+                    reasons.iter().map(|reason| format!("partition {} {reason}", part.name)).collect();
+                self.sweepable.extend(part.leaves.into_iter().map(|leaf| Leaf { kept_by: reasons.clone(), ..leaf }));
+            }
+        }
+        Ok(())
+    }
 }

@@ -71,6 +71,12 @@ fn sweep_rule(
         if left <= 0 || started.elapsed() >= time {
             break Ok(Step::Removed(0));
         }
+        if scope == Scope::Procedure
+            && let Some(wait) = sweep.hold()?
+        {
+            process::rest(wait.min(time.saturating_sub(started.elapsed())));
+            continue;
+        }
         match sweep.step(usize::try_from(left).unwrap_or(usize::MAX)) {
             Ok(Step::Removed(_)) => {}
             end => break end,

@@ -3,24 +3,32 @@
 //! A sweep looks for expired rows without locking them (`scan`), and removes the places it found in batches that look
 //! at every row again (`batch`). It can be left after any batch and taken up again.
 
+mod audience;
 mod batch;
+pub mod build;
 mod cutoff;
 pub mod lag;
 mod leaf;
 pub mod manual;
+pub mod pace;
+mod partition;
 pub mod preview;
 mod scan;
 mod statement;
 
+use crate::archive::Archive;
 use crate::catalog::{Catalog, Claim, Outcome, Rule, Trigger};
 use crate::error::TtlError;
 use crate::guc;
-use crate::pg::board::{self, Progress};
+use crate::pg::board::{self, Hold, Progress};
 use crate::pg::plan::Tid;
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{identity, process, spi};
+use crate::rule::PartitionAction;
 use batch::{Done, Remover};
 use leaf::{Leaf, Leaves};
+use pace::Pace;
+use partition::{Part, Removal};
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::datum::datetime_support::clock_timestamp;
@@ -30,11 +38,14 @@ use statement::Statements;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::CString;
+use std::time::Duration;
 
 /// What a sweep has done so far.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub rows: i64,
+    /// Partitions that were dropped or detached.
+    pub partitions: i64,
     pub batches: i64,
     /// Rows that could not be removed, and the last reason.
     pub blocked: i64,
@@ -58,6 +69,8 @@ pub enum Step {
     Outdated,
     /// Another session sweeps this rule.
     Busy,
+    /// The rule wants no more in one sweep; the next one goes on.
+    Enough,
 }
 
 pub struct Sweep {
@@ -70,11 +83,15 @@ pub struct Sweep {
     cutoff: String,
     leaves: Leaves,
     work: Option<Work>,
+    pace: Pace,
+    /// What to report when everything else is done.
+    late: Option<Failure>,
 }
 
 /// The leaf at hand.
 struct Work {
     leaf: Leaf,
+    archive: Option<Archive>,
     scan: Scan,
     statements: Statements,
     /// Prepared with the first batch, in a transaction that has the lock for it.
@@ -96,8 +113,20 @@ impl Sweep {
         });
         match prepared {
             Ok((cutoff, started_at, leaves)) => {
-                let tally = Tally::default();
-                Ok(Some(Self { rule, tally, catalog, scope, trigger, started_at, cutoff, leaves, work: None }))
+                let (tally, pace) = (Tally::default(), Pace::default());
+                Ok(Some(Self {
+                    rule,
+                    tally,
+                    catalog,
+                    scope,
+                    trigger,
+                    started_at,
+                    cutoff,
+                    leaves,
+                    work: None,
+                    pace,
+                    late: None,
+                }))
             }
             Err(_) if has_changed(&catalog, &rule, scope)? => Ok(None),
             Err(failure) => Err(failure),
@@ -106,10 +135,16 @@ impl Sweep {
 
     /// Removes at most one batch, of at most `limit` rows.
     pub fn step(&mut self, limit: usize) -> Result<Step, Failure> {
-        self.report();
-        let wal_before = process::wal_bytes();
-        let step = self.try_step(limit);
-        self.tally.wal_bytes += process::wal_bytes() - wal_before;
+        let left = self.rule.options.max_rows_per_run.map_or(i64::MAX, |most| most - self.tally.rows);
+        if left <= 0 {
+            return Ok(Step::Enough);
+        }
+        self.report(None);
+        let (wal_before, rows_before) = (process::wal_bytes(), self.tally.rows);
+        let step = self.try_step(limit.min(usize::try_from(left).unwrap_or(usize::MAX)));
+        let wal_bytes = process::wal_bytes() - wal_before;
+        self.tally.wal_bytes += wal_bytes;
+        self.pace.spend(&self.rule, self.tally.rows - rows_before, wal_bytes);
         step.or_else(|failure| {
             // What fails because names have changed under it is no fault of the rule.
             let part_is_gone = self.rule.has_children && failure.code == PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE;
@@ -123,8 +158,17 @@ impl Sweep {
     fn try_step(&mut self, limit: usize) -> Result<Step, Failure> {
         loop {
             let Some(work) = &mut self.work else {
-                let Some(leaf) = self.leaves.sweepable.pop_front() else { return Ok(Step::Finished) };
+                if let Some(pending) = self.pending() {
+                    return self.finalize(pending);
+                }
+                if let Some(part) = self.leaves.whole.pop_front() {
+                    return self.remove_part(part);
+                }
+                let Some(leaf) = self.leaves.sweepable.pop_front() else {
+                    return self.late.take().map_or(Ok(Step::Finished), Err);
+                };
                 match self.scope.attempt(|| begin_leaf(&self.rule, &self.cutoff, leaf))? {
+                    Some(work) if self.awaits_index(&work.scan) => {}
                     Some(work) => self.work = Some(work),
                     None => return Ok(Step::Outdated),
                 }
@@ -156,28 +200,85 @@ impl Sweep {
         }
     }
 
-    fn report(&self) {
-        board::report(Some(Progress {
+    /// How long the next batch should wait before it asks again, if it has to.
+    pub fn hold(&self) -> Result<Option<Duration>, Failure> {
+        let hold = self.pace.hold(&self.catalog, self.scope)?;
+        if let Some((hold, _)) = hold {
+            self.report(Some(hold));
+        }
+        Ok(hold.map(|(_, left)| left))
+    }
+
+    fn report(&self, hold: Option<Hold>) {
+        board::report(Progress {
             rule_id: self.rule.id,
             relid: self.work.as_ref().map_or(self.rule.relid, |work| work.leaf.relid).to_u32(),
             rows: self.tally.rows,
             batches: self.tally.batches,
             estimate: self.tally.estimate,
             started_at: self.started_at.into(),
-        }));
+            hold,
+            ..Progress::default()
+        });
+    }
+
+    /// Whether a worker leaves a leaf until the index that it is making is there.
+    fn awaits_index(&self, scan: &Scan) -> bool {
+        self.trigger == Trigger::Worker && self.rule.pending_index.is_some() && scan.is_long()
+    }
+
+    /// The next partition that is only half detached, if that is what the rule does.
+    fn pending(&mut self) -> Option<(Oid, Oid)> {
+        let detaches = self.rule.options.partition_action == PartitionAction::Detach;
+        self.leaves.pending.pop().filter(|_| detaches)
+    }
+
+    fn finalize(&mut self, pending: (Oid, Oid)) -> Result<Step, Failure> {
+        match self.scope.attempt(|| partition::finalize(&self.rule, &self.catalog, pending)) {
+            Ok(()) => self.tally.partitions += 1,
+            Err(failure) => self.put_off(failure)?,
+        }
+        Ok(Step::Removed(0))
+    }
+
+    /// Leaves what somebody has locked for the next sweep, and goes on with the rest. A table can have one partition that is
+    /// half detached, so others have to wait for that one.
+    fn put_off(&mut self, failure: Failure) -> Result<(), Failure> {
+        if failure.code != PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE {
+            return Err(failure);
+        }
+        if self.rule.options.partition_action == PartitionAction::Detach {
+            self.leaves.whole.clear();
+        }
+        self.late = Some(failure);
+        Ok(())
+    }
+
+    /// Has a partition go as a whole.
+    fn remove_part(&mut self, part: Part) -> Result<Step, Failure> {
+        match part.remove(&self.rule, &self.catalog, self.scope, &self.cutoff) {
+            Ok(Removal::Done) => self.tally.partitions += 1,
+            Ok(Removal::ByRows(part)) => self.leaves.sweepable.extend(part.leaves),
+            Ok(Removal::Later(part)) => self.leaves.whole.push_back(part),
+            Ok(Removal::Ended(step)) => return Ok(step),
+            Err(failure) => self.put_off(failure)?,
+        }
+        Ok(Step::Removed(0))
     }
 
     fn remove(&mut self, limit: usize) -> Result<Step, Failure> {
         let Some(work) = &mut self.work else { return Ok(Step::Finished) };
-        let size = batch_size(&self.rule).min(limit).min(work.found.len());
+        let size = batch_size(&self.rule).min(Pace::batch_limit(&self.rule)).min(limit).min(work.found.len());
         let tids: Vec<Tid> = work.found.drain(..size).collect();
         let (rule, catalog, leaf, statements) = (&self.rule, &self.catalog, &work.leaf, &work.statements);
+        let archive = work.archive.as_ref();
         let mut first = self.tally.batches == 0;
         let mut outdated = None;
         let mut done = Done::default();
         let result = batch::remove(self.scope, &tids, &mut done, |change| {
-            // The table's lock first and then the rule's, as DDL and registration take them.
-            outdated = if in_sandbox(rule, || Ok(leaf.is_unchanged_for_changing()))? {
+            // The tables' locks first and then the rule's, as DDL and registration take them.
+            let is_unchanged = || leaf.is_unchanged_for_changing() && archive.is_none_or(Archive::is_unchanged);
+            outdated = if in_sandbox(rule, || Ok(is_unchanged()))? {
                 match catalog.claim(rule)? {
                     Claim::Held => None,
                     Claim::Busy => Some(Step::Busy),
@@ -200,6 +301,7 @@ impl Sweep {
                 let _under_way = UnderWay::begin(leaf.relid);
                 Ok(identity::with_settings(&[(c"lock_timeout", c"100ms")], || change(remover)))
             })?;
+            audience::tell(rule, leaf, &done)?;
             if done.removed > 0 {
                 catalog.record_batch(rule.id, done.removed, first)?;
                 first = false;
@@ -217,15 +319,17 @@ impl Sweep {
 
     /// Writes down how the sweep ended, if there is anything to write.
     pub fn finish(self, end: &Result<Step, Failure>) -> Result<(), Failure> {
-        board::report(None);
+        board::report_end(self.rule.id);
         let complete = *end == Ok(Step::Finished);
-        let skipped = (!self.leaves.skipped.is_empty()).then(|| self.leaves.skipped.join("; "));
+        let skipped: Vec<_> =
+            self.leaves.skipped.iter().map(|(leaf, reason)| format!("{} {reason}", leaf.name)).collect();
+        let skipped = (!skipped.is_empty()).then(|| skipped.join("; "));
         // What was in the way the last time and still is, is no news: an idle sweep writes nothing.
         let nothing_new = self.tally.blocked == self.rule.blocked_rows
             && self.tally.locked == self.rule.locked_rows
             && skipped == self.rule.skipped_parts
             && self.tally.blocked_by.is_some() == self.rule.last_error.is_some();
-        if end.is_ok() && self.tally.rows == 0 && (nothing_new || !complete) {
+        if end.is_ok() && self.tally.rows == 0 && self.tally.partitions == 0 && (nothing_new || !complete) {
             return Ok(());
         }
         self.scope.attempt(|| {
@@ -237,6 +341,7 @@ impl Sweep {
                     trigger: self.trigger,
                     started_at: self.started_at,
                     rows: self.tally.rows,
+                    partitions: self.tally.partitions,
                     batches: self.tally.batches,
                     blocked_rows: self.tally.blocked,
                     locked_rows: self.tally.locked,
@@ -299,6 +404,7 @@ pub fn record_failure(
                 trigger,
                 started_at: clock_timestamp(),
                 rows: 0,
+                partitions: 0,
                 batches: 0,
                 blocked_rows: 0,
                 locked_rows: 0,
@@ -326,9 +432,10 @@ fn lock_timeout() -> CString {
 fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf) -> Result<Option<Work>, TtlError> {
     in_sandbox(rule, || {
         let Some(leaf) = leaf.observe(rule)? else { return Ok(None) };
-        let statements = Statements::new(rule, cutoff, &leaf.name);
+        let (archive, audience) = audience::open(rule, &leaf)?;
+        let statements = Statements::new(rule, cutoff, &leaf.name).with_audience(audience);
         let scan = Scan::begin(rule, &leaf, statements.clone())?;
-        Ok(Some(Work { leaf, scan, statements, remover: None, found: VecDeque::new() }))
+        Ok(Some(Work { leaf, archive, scan, statements, remover: None, found: VecDeque::new() }))
     })
 }
 

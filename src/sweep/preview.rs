@@ -1,101 +1,194 @@
-//! What the next sweep of a rule would do.
+//! What the next sweep of a rule would do, relation by relation.
 
-use super::scan::Scan;
-use super::statement::Statements;
+use super::leaf::Leaf;
+use super::partition::Part;
+use super::scan::{self, FEW_BLOCKS};
+use super::statement::{Look, Statements};
 use super::{cutoff, in_sandbox, leaf};
-use crate::catalog::Rule;
+use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
-use crate::pg::spi;
-use pgrx::datum::TimestampWithTimeZone;
+use crate::guc;
+use crate::pg::{identity, spi};
+use crate::rule::PartitionAction;
+use pgrx::datum::{Interval, TimestampWithTimeZone};
 
-/// Rows are counted one by one up to this many in a leaf; beyond, the planner's estimate has to do.
-const COUNTED: i64 = 100_000;
+/// How much of a relation is looked at before an estimate has to do. All relations share what there is.
+#[derive(Clone, Copy)]
+struct Budget {
+    /// Rows that are counted one by one.
+    rows: i64,
+    /// Blocks that are read where no index helps.
+    blocks: u32,
+    /// Blocks that are read of a larger relation.
+    sampled: u32,
+}
+
+impl Budget {
+    fn for_each_of(relations: usize) -> Self {
+        let share = |all: u32, least: u32| (all / u32::try_from(relations.max(1)).unwrap_or(u32::MAX)).max(least);
+        Self { rows: share(100_000, 1_000).into(), blocks: share(FEW_BLOCKS, 64), sampled: share(2_000, 64) }
+    }
+}
 
 #[derive(Default)]
 pub struct Preview {
+    /// Qualified and quoted.
+    pub relation: String,
     pub cutoff: Option<TimestampWithTimeZone>,
     pub rows: i64,
     pub is_exact: bool,
     /// The first value to go, as text.
     pub oldest_value: Option<String>,
     pub bytes: i64,
-    /// How the rows are going to be found.
-    pub plan: String,
-    /// What may keep rows from being removed.
+    /// Of the rows that are there.
+    pub share: Option<f64>,
+    /// What is going to happen.
+    pub plan: &'static str,
+    /// What may keep rows from being removed, or the relation from going as a whole.
     pub blockers: Vec<String>,
     /// Values that are no instants, so that their rows never expire.
     pub unreadable: Option<i64>,
+    /// As fast as sweeps of the rule have been so far.
+    pub duration: Option<Interval>,
 }
 
-/// Reads, and nothing else.
-pub fn of(rule: &Rule) -> Result<Preview, TtlError> {
+/// Reads, and nothing else: for every relation that the next sweep would look into.
+pub fn of(catalog: &Catalog, rule: &Rule) -> Result<Vec<Preview>, TtlError> {
+    let rate = catalog.rows_per_second(rule.id)?;
+    let limits = [rule.options.max_rows_per_second, guc::max_rows_per_second()];
+    let rate = limits.into_iter().flatten().map(f64::from).chain(rate).reduce(f64::min).filter(|_| rate.is_some());
     in_sandbox(rule, || {
         let cutoff = cutoff::of(rule)?;
         let leaves = leaf::find(rule, &cutoff.literal)?;
-        let mut preview = Preview { cutoff: cutoff.instant, is_exact: true, ..Preview::default() };
-        preview.blockers = blockers(rule)?;
-        preview.blockers.extend(leaves.skipped);
-        let (mut by_index, mut by_blocks) = (0, 0);
-        for leaf in leaves.sweepable {
-            let Some(leaf) = leaf.observe(rule)? else { continue };
-            let statements = Statements::new(rule, &cutoff.literal, &leaf.name);
-            *(if Scan::begin(rule, &leaf, statements.clone())?.is_ordered() {
-                &mut by_index
-            } else {
-                &mut by_blocks
-            }) += 1;
-            preview.add(&statements)?;
+        let budget = Budget::for_each_of(leaves.sweepable.len());
+        let mut previews = Vec::new();
+        for part in leaves.whole {
+            previews.push(Preview::of_part(rule, part)?);
         }
-        preview.plan = match (by_index, by_blocks) {
-            (0, 0) => "nothing to look through".into(),
-            (_, 0) => "rows by index".into(),
-            (0, _) => "rows by blocks".into(),
-            (some, others) => format!("rows by index in {some} parts, by blocks in {others}"),
-        };
-        Ok(preview)
+        for leaf in leaves.sweepable {
+            if let Some(leaf) = leaf.observe(rule)? {
+                previews.push(Preview::of_leaf(rule, leaf, &cutoff.literal, rate, budget)?);
+            }
+        }
+        for (leaf, reason) in leaves.skipped {
+            let blockers = vec![format!("{} {reason}", leaf.name)];
+            previews.push(Preview {
+                relation: leaf.name,
+                plan: "nothing",
+                blockers,
+                is_exact: true,
+                ..Preview::default()
+            });
+        }
+        if previews.is_empty() {
+            let relation = rule.table.clone();
+            previews.push(Preview { relation, plan: "nothing", is_exact: true, ..Preview::default() });
+        }
+        Ok(previews.into_iter().map(|preview| Preview { cutoff: cutoff.instant, ..preview }).collect())
     })
 }
 
 impl Preview {
-    fn add(&mut self, statements: &Statements) -> Result<(), TtlError> {
-        let counted = spi::read(&statements.count(COUNTED), &[], |row| {
-            Ok((row.get(1)?.unwrap_or_default(), row.get::<String>(2)?, row.get(3)?.unwrap_or_default()))
-        })?;
-        let (mut rows, oldest, mut bytes): (i64, _, i64) = counted.into_iter().next().unwrap_or_default();
-        if rows > COUNTED {
-            let estimate = statements.estimate()?.max(rows);
-            bytes = (i128::from(bytes) * i128::from(estimate) / i128::from(rows)) as i64;
-            rows = estimate;
-            self.is_exact = false;
-        }
-        self.rows += rows;
-        self.bytes += bytes;
-        if let Some(unreadable) = statements.count_unreadable(COUNTED) {
-            let counted = spi::read(&unreadable, &[], |row| row.get(1))?;
-            *self.unreadable.get_or_insert(0) += counted.into_iter().flatten().next().unwrap_or(0);
-        }
-        // Of several leaves, the earliest: they are of one type, so the server compares them.
-        self.oldest_value = match (self.oldest_value.take(), oldest) {
-            (Some(one), Some(other)) => spi::read(&statements.earlier(&one, &other), &[], |row| row.get(1))?.remove(0),
-            (one, other) => one.or(other),
+    /// A partition that goes as a whole: nobody counts its rows.
+    fn of_part(rule: &Rule, part: Part) -> Result<Self, TtlError> {
+        let sizes = spi::read(
+            "SELECT sum(greatest(c.reltuples, 0))::bigint, sum(pg_total_relation_size(c.oid))::bigint
+             FROM pg_partition_tree($1) AS tree JOIN pg_class c ON c.oid = tree.relid WHERE c.relkind = 'r'",
+            &[part.relid.into()],
+            |row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default())),
+        )?;
+        let (rows, bytes) = sizes.into_iter().next().unwrap_or_default();
+        let plan = match rule.options.partition_action {
+            PartitionAction::Detach => "detach partition",
+            _ => "drop partition",
         };
+        let (share, duration) = (Some(1.0), Interval::from_micros(0).into());
+        Ok(Self { relation: part.name, rows, bytes, plan, share, duration, ..Self::default() })
+    }
+
+    fn of_leaf(rule: &Rule, leaf: Leaf, cutoff: &str, rate: Option<f64>, budget: Budget) -> Result<Self, TtlError> {
+        let statements = Statements::new(rule, cutoff, &leaf.name);
+        let (index, blocks) = (scan::serving_index(rule, leaf.relid, "btree", true)?, scan::blocks(&leaf)?);
+        let percent = (blocks > budget.blocks).then(|| 100.0 * f64::from(budget.sampled) / f64::from(blocks));
+        let most = budget.rows + 1;
+        let look = match (index, percent) {
+            (Some(index), _) => Look::InOrder { most, is_partial: is_partial(index)? },
+            (None, None) => Look::Whole { most },
+            (None, Some(percent)) => Look::Sample { percent },
+        };
+        let plan = if index.is_some() { "rows by index" } else { "rows by blocks" };
+        let mut preview = Self { plan, is_exact: true, ..Self::default() };
+        preview.count(&statements, look, most)?;
+        preview.compare(&statements, percent)?;
+        preview.blockers = blockers(rule, &leaf)?;
+        preview.blockers.extend(leaf.kept_by);
+        preview.relation = leaf.name;
+        preview.duration = rate.map(|rate| Interval::from_micros((preview.rows as f64 / rate * 1e6) as i64));
+        Ok(preview)
+    }
+
+    fn count(&mut self, statements: &Statements, look: Look, most: i64) -> Result<(), TtlError> {
+        // By the index if there is one, as the sweep goes.
+        let settings: &[_] = match look {
+            Look::InOrder { .. } => {
+                &[(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_sort", c"off")]
+            }
+            _ => &[],
+        };
+        let counted = identity::with_settings(settings, || {
+            spi::read(&statements.count(look), &[], |row| {
+                let number = |ordinal| Ok::<i64, pgrx::spi::Error>(row.get(ordinal)?.unwrap_or_default());
+                Ok((number(1)?, number(2)?, row.get::<String>(3)?, number(4)?))
+            })
+        })?;
+        let (seen, rows, oldest, bytes) = counted.into_iter().next().unwrap_or_default();
+        let scale = match look {
+            Look::Sample { percent } => 100.0 / percent,
+            Look::InOrder { is_partial: false, .. } if seen >= most => {
+                statements.estimate_expired()? as f64 / seen as f64
+            }
+            _ if seen >= most => statements.estimate()? as f64 / seen as f64,
+            _ => 1.0,
+        };
+        self.is_exact = scale == 1.0;
+        let scaled = |number: i64| (number as f64 * scale.max(1.0)) as i64;
+        (self.rows, self.bytes, self.oldest_value) = (scaled(rows), scaled(bytes), oldest);
+        Ok(())
+    }
+
+    /// Beside all rows of the relation.
+    fn compare(&mut self, statements: &Statements, percent: Option<f64>) -> Result<(), TtlError> {
+        let counted = spi::read(&statements.count_all(percent), &[], |row| {
+            Ok((row.get::<i64>(1)?.unwrap_or_default(), row.get::<i64>(2)?))
+        })?;
+        let (all, unreadable) = counted.into_iter().next().unwrap_or_default();
+        let scale = percent.map_or(1.0, |percent| 100.0 / percent);
+        let all = (all as f64 * scale).max(self.rows as f64);
+        self.share = (all > 0.0).then(|| self.rows as f64 / all);
+        self.unreadable = unreadable.map(|count| (count as f64 * scale) as i64);
         Ok(())
     }
 }
 
+fn is_partial(index: pgrx::pg_sys::Oid) -> Result<bool, TtlError> {
+    let found =
+        spi::read("SELECT indpred IS NOT NULL FROM pg_index WHERE indexrelid = $1", &[index.into()], |row| row.get(1))?;
+    Ok(found == [Some(true)])
+}
+
 /// Foreign keys that do not cascade, and triggers.
-fn blockers(rule: &Rule) -> Result<Vec<String>, TtlError> {
+fn blockers(rule: &Rule, leaf: &Leaf) -> Result<Vec<String>, TtlError> {
     let event = if rule.mark.is_some() { 16 } else { 8 };
     let foreign_keys = if rule.mark.is_some() { "" } else { "ar" };
     spi::read(
         "SELECT format('foreign key %I of table %s', k.conname, k.conrelid::regclass)
          FROM pg_constraint k
-         WHERE k.contype = 'f' AND k.confrelid = $1 AND strpos($2, k.confdeltype::text) > 0 AND k.conparentid = 0
-         UNION ALL
+         WHERE k.contype = 'f' AND k.confrelid = $1 AND strpos($2, k.confdeltype::text) > 0
+         UNION
          SELECT format('trigger %I', t.tgname) FROM pg_trigger t
          WHERE t.tgrelid = $1 AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & $3 <> 0
          ORDER BY 1",
-        &[rule.relid.into(), foreign_keys.into(), event.into()],
+        &[leaf.relid.into(), foreign_keys.into(), event.into()],
         |row| Ok(row.get(1)?.unwrap_or_default()),
     )
 }

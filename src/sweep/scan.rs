@@ -7,6 +7,7 @@ use crate::error::TtlError;
 use crate::pg::index::{self, Wanted};
 use crate::pg::plan::{Places, Plan, Tid};
 use crate::pg::{identity, spi};
+use pgrx::pg_sys::Oid;
 
 /// Rows that share one value come in one harvest. If there are more of them than this, the scan goes through the heap
 /// instead, where it can stop anywhere.
@@ -14,6 +15,9 @@ const MOST_TIES: usize = 100_000;
 
 /// Blocks that one query reads at most, so that a cancel or a change of settings never waits long.
 const MOST_BLOCKS: u32 = 16_384;
+
+/// A heap of so many blocks, 128 MB as a rule, is read through while an index for it is being made.
+pub const FEW_BLOCKS: u32 = 16_384;
 
 pub struct Scan {
     statements: Statements,
@@ -44,17 +48,7 @@ enum Position {
 impl Scan {
     /// Chooses the way: an index that has the order of expiry, or the heap.
     pub fn begin(rule: &Rule, leaf: &Leaf, statements: Statements) -> Result<Self, TtlError> {
-        let unmarked = rule.mark.as_ref().map(|(column, mark)| mark.unmarked(column));
-        let conditions: Vec<_> = rule.options.filter.iter().chain(unmarked.iter()).map(|c| format!("({c})")).collect();
-        let serving = index::serving(&Wanted {
-            relid: leaf.relid,
-            key: &rule.expiry.compared(),
-            method: "btree",
-            condition: (!conditions.is_empty()).then(|| conditions.join(" AND ")).as_deref(),
-            at_once: true,
-            guarantee: None,
-        })?;
-        let position = match serving {
+        let position = match serving_index(rule, leaf.relid, "btree", true)? {
             Some(_) => Position::Ordered { watermark: None },
             None => Position::whole_heap(leaf)?,
         };
@@ -64,6 +58,11 @@ impl Scan {
     /// Whether there is an index to go by.
     pub fn is_ordered(&self) -> bool {
         matches!(self.position, Position::Ordered { .. })
+    }
+
+    /// Whether it would read so much that an index which is on its way is worth waiting for.
+    pub fn is_long(&self) -> bool {
+        matches!(self.position, Position::Blocks { end, .. } if end > FEW_BLOCKS)
     }
 
     pub fn is_exhausted(&self) -> bool {
@@ -120,14 +119,34 @@ impl Scan {
     }
 }
 
+/// The index of a relation that finds the rows of a rule.
+pub fn serving_index(rule: &Rule, relid: Oid, method: &str, at_once: bool) -> Result<Option<Oid>, TtlError> {
+    let unmarked = rule.mark.as_ref().map(|(column, mark)| mark.unmarked(column));
+    let conditions: Vec<_> = rule.options.filter.iter().chain(unmarked.iter()).map(|c| format!("({c})")).collect();
+    index::serving(&Wanted {
+        relid,
+        key: &rule.expiry.compared(),
+        method,
+        condition: (!conditions.is_empty()).then(|| conditions.join(" AND ")).as_deref(),
+        at_once,
+        // An index without the mark in its predicate would have marked rows scanned again by every sweep.
+        guarantee: unmarked.as_deref().filter(|_| !at_once),
+    })
+}
+
+/// How many blocks the heap of a leaf has.
+pub fn blocks(leaf: &Leaf) -> Result<u32, TtlError> {
+    let blocks = spi::read(
+        "SELECT pg_relation_size($1, 'main') / current_setting('block_size')::bigint",
+        &[leaf.relid.into()],
+        |row| Ok(row.get::<i64>(1)?.unwrap_or_default()),
+    )?;
+    Ok(u32::try_from(blocks.into_iter().next().unwrap_or_default()).unwrap_or(u32::MAX))
+}
+
 impl Position {
     fn whole_heap(leaf: &Leaf) -> Result<Self, TtlError> {
-        let blocks = spi::read(
-            "SELECT pg_relation_size($1, 'main') / current_setting('block_size')::bigint",
-            &[leaf.relid.into()],
-            |row| Ok(row.get::<i64>(1)?.unwrap_or_default()),
-        )?;
-        match u32::try_from(blocks.into_iter().next().unwrap_or_default()).unwrap_or(u32::MAX) {
+        match blocks(leaf)? {
             0 => Ok(Self::Exhausted),
             end => Ok(Self::Blocks { next: 0, end, step: 128 }),
         }

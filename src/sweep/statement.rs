@@ -6,7 +6,7 @@ use crate::pg::planner::MARK;
 use crate::pg::spi;
 use crate::rule::Source;
 use pgrx::datum::Json;
-use pgrx::spi::quote_literal;
+use pgrx::spi::{quote_identifier, quote_literal};
 
 /// How a statement is told which rows it is about.
 #[derive(Clone, Copy)]
@@ -26,6 +26,32 @@ impl Which {
     }
 }
 
+/// Which rows are looked at to tell how many are to go.
+#[derive(Clone, Copy)]
+pub enum Look {
+    /// At most so many, in the order of an index, which may be partial on the filter.
+    InOrder { most: i64, is_partial: bool },
+    /// All of them, until so many are found.
+    Whole { most: i64 },
+    /// Those in some of the blocks.
+    Sample { percent: f64 },
+}
+
+fn sample(percent: f64) -> String {
+    format!("TABLESAMPLE SYSTEM ({percent}) REPEATABLE (1)")
+}
+
+/// Who is to have the rows that go, or to hear of them.
+#[derive(Clone, Default)]
+pub struct Audience {
+    /// The archive, and the columns that are copied.
+    pub archive: Option<(String, Vec<String>)>,
+    /// Whether the rows themselves are asked for.
+    pub wants_rows: bool,
+    /// The columns of the primary key, if the range of keys is asked for.
+    pub keys: Option<Vec<String>>,
+}
+
 #[derive(Clone)]
 pub struct Statements {
     leaf: String,
@@ -37,12 +63,12 @@ pub struct Statements {
     conditions: Vec<String>,
     /// What is done to it, up to WHERE.
     action: String,
+    audience: Option<Audience>,
 }
 
 impl Statements {
     pub fn new(rule: &Rule, cutoff: &str, leaf: &str) -> Self {
-        let mut conditions = rule.expiry.has_expired(cutoff);
-        conditions.extend(rule.options.filter.as_ref().map(|filter| format!("({filter})")));
+        let mut conditions = rule.has_expired(cutoff);
         conditions.extend(rule.mark.as_ref().map(|(column, mark)| mark.unmarked(column)));
         let action = match &rule.mark {
             None => format!("DELETE FROM ONLY {leaf}"),
@@ -55,7 +81,17 @@ impl Statements {
             source: rule.expiry.source(),
             conditions,
             action,
+            audience: None,
         }
+    }
+
+    pub fn has_audience(&self) -> bool {
+        self.audience.is_some()
+    }
+
+    /// The same for rows that somebody wants to have, or to hear of.
+    pub fn with_audience(self, audience: Option<Audience>) -> Self {
+        Self { audience, ..self }
     }
 
     /// The next places in the order of expiry, with all that share the last value, so that the next harvest can start
@@ -83,35 +119,57 @@ impl Statements {
 
     /// How many rows the planner expects to go.
     pub fn estimate(&self) -> Result<i64, TtlError> {
-        let conditions = self.conditions.join(" AND ");
-        let sql = format!("{MARK}EXPLAIN (FORMAT JSON) SELECT FROM ONLY {} WHERE {conditions}", self.leaf);
+        self.expected(&format!("WHERE {}", self.conditions.join(" AND ")))
+    }
+
+    /// How many it expects to have expired, whatever the filter says of them.
+    pub fn estimate_expired(&self) -> Result<i64, TtlError> {
+        self.expected(&format!("WHERE {}", self.conditions[0]))
+    }
+
+    fn expected(&self, condition: &str) -> Result<i64, TtlError> {
+        let sql = format!("{MARK}EXPLAIN (FORMAT JSON) SELECT FROM ONLY {} {condition}", self.leaf);
         let plans = spi::query(&sql, &[], |row| Ok(row.get::<Json>(1)?.map(|json| json.0)))?;
         Ok(plans.into_iter().flatten().find_map(|plan| plan.pointer("/0/Plan/Plan Rows")?.as_i64()).unwrap_or_default())
     }
 
-    /// How many rows are to go, the first value and the bytes of those that are counted: at most one more than `most`.
-    pub fn count(&self, most: i64) -> String {
+    /// A look at some rows: how many there were, how many of them are to go, the first value and the bytes of those.
+    pub fn count(&self, look: Look) -> String {
         let Self { leaf, compared, .. } = self;
-        let conditions = self.conditions.join(" AND ");
+        let all = self.conditions.join(" AND ");
+        let (sample, condition, rest) = match look {
+            // The rest of the conditions is looked at afterwards: a filter that lets nothing go must not have all of the index
+            // read.
+            Look::InOrder { most, is_partial: false } => {
+                let rest: Vec<_> =
+                    self.conditions[1..].iter().map(|condition| format!("({condition}) IS TRUE")).collect();
+                let rest = if rest.is_empty() { "true".into() } else { rest.join(" AND ") };
+                (String::new(), format!("WHERE {} ORDER BY {compared} LIMIT {most}", self.conditions[0]), rest)
+            }
+            Look::InOrder { most, is_partial: true } => {
+                (String::new(), format!("WHERE {all} ORDER BY {compared} LIMIT {most}"), "true".into())
+            }
+            Look::Whole { most } => (String::new(), format!("WHERE {all} LIMIT {most}"), "true".into()),
+            Look::Sample { percent } => (sample(percent), String::new(), format!("({all}) IS TRUE")),
+        };
         format!(
-            "{MARK}SELECT count(*), (array_agg(compared::text ORDER BY compared))[1], sum(bytes)
-             FROM (SELECT {compared} AS compared, pg_column_size(leaf.*) AS bytes FROM ONLY {leaf} AS leaf
-                   WHERE {conditions} LIMIT {most} + 1) AS counted"
+            "{MARK}SELECT count(*), count(*) FILTER (WHERE goes),
+                          (array_agg(compared::text ORDER BY compared) FILTER (WHERE goes))[1], sum(bytes) FILTER (WHERE goes)
+             FROM (SELECT {compared} AS compared, pg_column_size(leaf.*) AS bytes, {rest} AS goes
+                   FROM ONLY {leaf} AS leaf {sample} {condition}) AS seen"
         )
     }
 
-    /// How many values are there that cannot be read, if that can happen; no more than `most` are counted.
-    pub fn count_unreadable(&self, most: i64) -> Option<String> {
+    /// How many rows there are, all or a sample of them, and how many values that cannot be read, if there can be any.
+    pub fn count_all(&self, percent: Option<f64>) -> String {
         let Self { leaf, compared, value, .. } = self;
-        let from = format!("ONLY {leaf} WHERE {value} IS NOT NULL AND {compared} IS NULL");
-        (!self.source.compares_value())
-            .then(|| format!("{MARK}SELECT count(*) FROM (SELECT FROM {from} LIMIT {most}) AS unreadable"))
-    }
-
-    /// The earlier of two values, given as text.
-    pub fn earlier(&self, one: &str, other: &str) -> String {
-        let value = |text| format!("{}::{}", quote_literal(text), self.source.type_name());
-        format!("SELECT least({}, {})::text", value(one), value(other))
+        let sample = percent.map_or_else(String::new, sample);
+        let unreadable = if self.source.compares_value() {
+            "NULL::bigint".into()
+        } else {
+            format!("count(*) FILTER (WHERE {value} IS NOT NULL AND {compared} IS NULL)")
+        };
+        format!("{MARK}SELECT count(*), {unreadable} FROM ONLY {leaf} AS leaf {sample}")
     }
 
     /// The earliest value that is to go.
@@ -130,16 +188,53 @@ impl Statements {
     /// the conditions decide about the new version.
     pub fn remove_unlocked(&self) -> String {
         let expired = self.expired();
-        format!(
-            "{MARK}{} WHERE ctid = ANY (ARRAY (
-                 SELECT ctid FROM ONLY {} WHERE ctid = ANY ($1) AND {expired} FOR UPDATE SKIP LOCKED)) AND {expired}",
-            self.action, self.leaf
-        )
+        self.removal(&format!(
+            "ctid = ANY (ARRAY (
+                 SELECT ctid FROM ONLY {} WHERE ctid = ANY ($1) AND {expired} FOR UPDATE SKIP LOCKED))",
+            self.leaf
+        ))
     }
 
     /// Removes what is at places whose rows are locked already.
     pub fn remove(&self) -> String {
-        format!("{MARK}{} WHERE {} AND {}", self.action, Which::Listed.condition(), self.expired())
+        self.removal(Which::Listed.condition())
+    }
+
+    /// The removal of rows at some places. Where there is an audience it is one query that also moves the rows into the
+    /// archive, and whose one row has the number of rows removed and archived, the rows, and their range.
+    fn removal(&self, places: &str) -> String {
+        let removal = format!("{} WHERE {places} AND {}", self.action, self.expired());
+        let Some(audience) = &self.audience else { return format!("{MARK}{removal}") };
+        let archived = audience.archive.as_ref().map_or_else(String::new, |(archive, columns)| {
+            let columns = columns.join(", ");
+            format!(
+                ", archived AS (INSERT INTO {archive} ({columns}) OVERRIDING SYSTEM VALUE
+                               SELECT {columns} FROM gone RETURNING 1)"
+            )
+        });
+        let count = if archived.is_empty() { "NULL::bigint" } else { "(SELECT count(*) FROM archived)" };
+        let rows = if audience.wants_rows { "jsonb_agg(to_jsonb(gone.*))" } else { "NULL::jsonb" };
+        let range = audience.keys.as_ref().map_or_else(|| "NULL::jsonb".into(), |keys| self.range(keys));
+        format!(
+            "{MARK}WITH gone AS ({removal} RETURNING *){archived} SELECT count(*), {count}, {rows}, {range} FROM gone"
+        )
+    }
+
+    /// The first and the last of some rows, by value and by key.
+    fn range(&self, keys: &[String]) -> String {
+        let ends = |[first, last]: [&str; 2], value: &str, order: &str| {
+            let sorted = format!("array_agg({value} ORDER BY {order})");
+            format!("'{first}', ({sorted})[1], '{last}', ({sorted})[count(*)]")
+        };
+        let values = ends(["oldest", "newest"], &self.compared, &self.compared);
+        if keys.is_empty() {
+            return format!("jsonb_build_object({values})");
+        }
+        let pairs: Vec<_> =
+            keys.iter().map(|key| format!("{}, {}", quote_literal(key), quote_identifier(key))).collect();
+        let order: Vec<_> = keys.iter().map(quote_identifier).collect();
+        let key = format!("jsonb_build_object({})", pairs.join(", "));
+        format!("jsonb_build_object({values}, {})", ends(["first_key", "last_key"], &key, &order.join(", ")))
     }
 
     /// Finds the places that still hold an expired row.

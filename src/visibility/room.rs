@@ -4,11 +4,11 @@
 use super::PRESENT;
 use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
-use crate::pg::memo::{self, Memo};
+use crate::pg::memo::Memo;
 use crate::pg::plan::Plan;
 use crate::pg::planner::MARK;
 use crate::pg::trigger::Change;
-use crate::pg::{access, identity, spi};
+use crate::pg::{access, identity, relation, spi};
 use crate::sweep;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::rc::Rc;
@@ -52,10 +52,10 @@ fn room_in(rule_id: i64, relid: Oid) -> Result<Rc<Option<Room>>, TtlError> {
         Some(room) => Ok(room),
         None => memo.remember(&(rule_id, relid), || {
             let catalog = Catalog::open()?;
-            let rule = catalog.rule_with_id(rule_id)?.filter(|rule| rule.options.hide_expired && rule.mark.is_none());
+            let rule = catalog.rule_with_id(rule_id)?.filter(|rule| rule.options.makes_room());
             let about = vec![catalog.relid, relid, rule.as_ref().map_or(relid, |rule| rule.relid)];
             // Anybody who may make triggers on a table can give them any number.
-            let rule = rule.filter(|rule| memo::tree(rule.relid).contains(&relid));
+            let rule = rule.filter(|rule| relation::tree(rule.relid).contains(&relid));
             Ok((about, rule.map(|rule| Room::of(&rule, relid)).transpose()?))
         }),
     })
@@ -63,9 +63,7 @@ fn room_in(rule_id: i64, relid: Oid) -> Result<Rc<Option<Room>>, TtlError> {
 
 impl Room {
     fn of(rule: &Rule, relid: Oid) -> Result<Self, TtlError> {
-        let mut expired = rule.expiry.has_expired(&rule.expiry.cutoff_at(PRESENT));
-        expired.extend(rule.options.filter.as_ref().map(|filter| format!("({filter})")));
-        let expired = expired.join(" AND ");
+        let expired = rule.has_expired(&rule.expiry.cutoff_at(PRESENT)).join(" AND ");
         let indexes = spi::read(
             "SELECT format('%I.%I', n.nspname, c.relname), c.relowner,
                     array_agg(a.attname::text ORDER BY k.position), i.indpred IS NULL AND bool_and(k.attnum <> 0),

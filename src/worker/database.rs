@@ -1,13 +1,16 @@
 //! The worker of a database: it stays as long as the extension is there, and gives every due rule its turn.
 
-use super::{LIBRARY, TYPE, helper};
+use super::schedule::{self, Opening};
+use super::{LIBRARY, TYPE, builder, helper};
 use crate::catalog::{Broken, Catalog, Rule, Trigger};
 use crate::guc;
 use crate::pg::board::{self, Role};
 use crate::pg::process;
 use crate::pg::transaction::{Failure, Scope};
-use crate::sweep::{Step, Sweep, record_failure};
+use crate::rule::Ttl;
+use crate::sweep::{Step, Sweep, pace, record_failure};
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BackgroundWorkerStatus, DynamicBackgroundWorker};
+use pgrx::datum::TimestampWithTimeZone;
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
@@ -18,7 +21,7 @@ use std::time::{Duration, Instant};
 const SLICE: Duration = Duration::from_secs(1);
 
 /// How often an idle worker looks whether it is in somebody's way.
-const LOOK_UP: Duration = Duration::from_secs(1);
+pub const LOOK_UP: Duration = Duration::from_secs(1);
 
 /// Starts the worker of a database.
 pub fn start(database: Oid) -> Option<DynamicBackgroundWorker> {
@@ -44,20 +47,22 @@ pub extern "C-unwind" fn pg_ttl_index_worker_main(argument: pg_sys::Datum) {
         return;
     }
     process::report_activity(None);
-    let mut worker = Worker { queue: VecDeque::new(), helpers: HashMap::new(), loaded: None };
+    let mut worker = Worker::default();
     loop {
         process::reload_configuration();
         if !may_stay() {
+            worker.leave();
             return;
         }
         if guc::enabled() {
             worker.load_due_rules();
             worker.give_turns();
         } else {
-            worker.queue.clear();
+            worker.leave();
         }
         process::report_activity(None);
-        process::idle(worker.time_to_next_pass().min(LOOK_UP));
+        pace::watch_log();
+        process::idle(worker.time_to_next_turn().min(LOOK_UP));
     }
 }
 
@@ -71,51 +76,80 @@ pub fn may_stay() -> bool {
         .unwrap_or(false)
 }
 
-/// The catalog, and the rules in it that workers may sweep.
-pub fn load_rules() -> Result<(Catalog, Vec<Result<Rule, Broken>>), Failure> {
+/// The catalog, and the rules in it that workers may sweep, each with the state of its window.
+pub fn load_rules() -> Result<(Catalog, Vec<Loaded>), Failure> {
     Scope::Transaction.attempt(|| {
         let catalog = Catalog::open()?;
-        let rules = catalog.rules_for_workers()?;
-        Ok((catalog, rules))
+        let mut loaded = Vec::new();
+        for rule in catalog.rules_for_workers()? {
+            let opening = rule.as_ref().ok().map_or(Ok(None), schedule::opening_of)?;
+            loaded.push((rule, opening));
+        }
+        Ok((catalog, loaded))
     })
 }
 
+type Loaded = (Result<Rule, Broken>, Option<Opening>);
+
+#[derive(Default)]
 struct Worker {
     /// Rules whose turn is yet to come, in order.
     queue: VecDeque<Job>,
     /// Rules that a helper has taken over.
     helpers: HashMap<i64, DynamicBackgroundWorker>,
-    /// When the last pass began.
+    /// The one that makes an index.
+    builder: Option<DynamicBackgroundWorker>,
+    /// When the last pass over all rules began.
     loaded: Option<Instant>,
+    /// When a rule with times of its own wants to be looked at before the next pass.
+    early: Option<Instant>,
+    /// When the sweeps of rules that have an interval of their own began.
+    begun: HashMap<i64, Instant>,
 }
 
-enum Job {
+/// A rule in the queue.
+struct Job {
+    work: Work,
+    /// When its window closes.
+    closes_at: Option<TimestampWithTimeZone>,
+    not_before: Instant,
+}
+
+enum Work {
     Due(Catalog, Box<Rule>),
     Begun(Box<Sweep>),
 }
 
 impl Job {
     fn rule_id(&self) -> i64 {
-        match self {
-            Self::Due(_, rule) => rule.id,
-            Self::Begun(sweep) => sweep.rule.id,
+        match &self.work {
+            Work::Due(_, rule) => rule.id,
+            Work::Begun(sweep) => sweep.rule.id,
         }
     }
 }
 
 impl Worker {
-    fn time_to_next_pass(&self) -> Duration {
-        self.loaded.map_or(Duration::ZERO, |loaded| guc::naptime().saturating_sub(loaded.elapsed()))
+    fn time_to_next_turn(&self) -> Duration {
+        let pass = self.loaded.map_or(Duration::ZERO, |loaded| guc::naptime().saturating_sub(loaded.elapsed()));
+        let others = self.queue.iter().map(|job| job.not_before).chain(self.early);
+        others.map(|at| at.saturating_duration_since(Instant::now())).fold(pass, Duration::min)
     }
 
-    /// Begins a pass if it is time, or if somebody changed a rule: queues the due rules that are not under way.
+    /// Begins a pass if it is time, or if somebody changed a rule: queues the due rules that are not under way. Between
+    /// two passes, only rules with times of their own have theirs.
     fn load_due_rules(&mut self) {
-        if !board::take_wakeup() && !self.time_to_next_pass().is_zero() {
+        let now = Instant::now();
+        let is_pass = board::take_wakeup() || self.loaded.is_none_or(|loaded| now - loaded >= guc::naptime());
+        if !is_pass && self.early.is_none_or(|early| now < early) {
             return;
         }
-        self.loaded = Some(Instant::now());
-        board::report_next_pass(i64::from(clock_timestamp()) + guc::naptime().as_micros() as i64);
-        self.helpers.retain(|_, helper| !matches!(helper.pid(), Err(BackgroundWorkerStatus::Stopped)));
+        if is_pass {
+            self.loaded = Some(now);
+        }
+        self.early = None;
+        self.helpers.retain(|_, helper| !has_ended(helper));
+        self.builder = self.builder.take().filter(|builder| !has_ended(builder));
         let (catalog, rules) = match load_rules() {
             Ok(loaded) => loaded,
             Err(failure) => {
@@ -123,37 +157,75 @@ impl Worker {
                 return;
             }
         };
-        for rule in rules {
+        for (rule, opening) in rules {
             let id = rule.as_ref().map_or_else(|broken| broken.rule_id, |rule| rule.id);
             if self.helpers.contains_key(&id) || self.queue.iter().any(|job| job.rule_id() == id) {
                 continue;
             }
             match rule {
-                Ok(rule) if rule.is_due => self.queue.push_back(Job::Due(catalog.clone(), Box::new(rule))),
-                Ok(_) => {}
+                Ok(rule) => {
+                    if rule.pending_index.is_some() && rule.is_due && self.builder.is_none() {
+                        self.builder = builder::start(id);
+                    }
+                    if self.is_time_for(&rule, opening, is_pass) {
+                        let closes_at = opening.map(|opening| opening.until);
+                        let work = Work::Due(catalog.clone(), Box::new(rule));
+                        self.queue.push_back(Job { work, closes_at, not_before: now });
+                    }
+                }
                 Err(broken) if broken.is_due => {
                     report_broken(&catalog, (id, broken.version), &broken.failure, broken.is_known)
                 }
                 Err(_) => {}
             }
         }
+        let next_pass = i64::from(clock_timestamp()) + self.time_to_next_turn().as_micros() as i64;
+        board::report_next_pass(next_pass);
+    }
+
+    /// Whether a rule is to be swept now. If it has times of its own, the next of them is taken down.
+    fn is_time_for(&mut self, rule: &Rule, opening: Option<Opening>, is_pass: bool) -> bool {
+        let now = Instant::now();
+        // Sweeps that find nothing leave no trace in the catalog.
+        let rested = self.begun.get(&rule.id).map_or(Duration::MAX, |begun| now - *begun);
+        let mut next = None;
+        let mut is_time = rule.is_due && (is_pass || rested >= guc::naptime());
+        if let Some(every) = rule.options.run_every.map(Ttl::estimate) {
+            is_time = rule.is_due && rested >= every;
+            next = Some(now + if is_time { every } else { every.saturating_sub(rested) });
+        }
+        if let Some(closed) = opening.filter(|opening| !opening.is_open) {
+            is_time = false;
+            let left = i64::from(closed.until) - i64::from(clock_timestamp());
+            next = Some(now + Duration::from_micros(u64::try_from(left).unwrap_or(0)));
+        }
+        let early = self.early.into_iter().chain(next.map(|next| next.max(now + Duration::from_millis(100))));
+        self.early = early.min();
+        is_time
     }
 
     /// Gives every queued rule a slice; those that need more go to the end of the queue, behind rules that have become
     /// due meanwhile.
     fn give_turns(&mut self) {
         let mut looked_up = Instant::now();
-        while let Some(job) = self.queue.pop_front() {
-            if let Some(unfinished) = take_turn(job) {
-                let id = unfinished.rule.id;
+        while let Some(place) = self.queue.iter().position(|job| job.not_before <= Instant::now()) {
+            let Some(job) = self.queue.remove(place) else { return };
+            let (id, closes_at) = (job.rule_id(), job.closes_at);
+            if matches!(job.work, Work::Due(..)) {
+                self.begun.insert(id, Instant::now());
+            }
+            if let Some((sweep, wait)) = take_turn(job) {
                 // A rule with a backlog, and others waiting: a helper takes it over from where the catalog says it is.
-                let helper = if self.queue.is_empty() { None } else { self.start_helper(id) };
-                match helper {
+                let may_help = wait.is_zero() && !self.queue.is_empty();
+                match may_help.then(|| self.start_helper(id)).flatten() {
                     Some(helper) => {
-                        finish(*unfinished, &Ok(Step::Outdated));
+                        finish(*sweep, &Ok(Step::Outdated));
                         self.helpers.insert(id, helper);
                     }
-                    None => self.queue.push_back(Job::Begun(unfinished)),
+                    None => {
+                        let not_before = Instant::now() + wait;
+                        self.queue.push_back(Job { work: Work::Begun(sweep), closes_at, not_before });
+                    }
                 }
             }
             process::reload_configuration();
@@ -162,29 +234,40 @@ impl Worker {
                 looked_up = Instant::now();
             }
             if !guc::enabled() || (is_time && !may_stay()) {
-                for job in self.queue.drain(..) {
-                    if let Job::Begun(sweep) = job {
-                        finish(*sweep, &Ok(Step::Outdated));
-                    }
-                }
-                return;
+                return self.leave();
             }
             self.load_due_rules();
         }
     }
 
+    /// Ends what is under way. Helpers see for themselves that they are not wanted; a builder may be waiting for others.
+    fn leave(&mut self) {
+        if let Some(builder) = self.builder.take() {
+            builder.terminate();
+        }
+        for job in self.queue.drain(..) {
+            if let Work::Begun(sweep) = job.work {
+                finish(*sweep, &Ok(Step::Outdated));
+            }
+        }
+    }
+
     fn start_helper(&mut self, rule_id: i64) -> Option<DynamicBackgroundWorker> {
-        self.helpers.retain(|_, helper| !matches!(helper.pid(), Err(BackgroundWorkerStatus::Stopped)));
+        self.helpers.retain(|_, helper| !has_ended(helper));
         // Without shared memory nobody could see what a helper does.
         (board::is_preloaded() && self.helpers.len() + 1 < guc::max_workers()).then(|| helper::start(rule_id)).flatten()
     }
 }
 
-/// Sweeps for a slice; returns the sweep if it needs another.
-fn take_turn(job: Job) -> Option<Box<Sweep>> {
-    let mut sweep = match job {
-        Job::Begun(sweep) => sweep,
-        Job::Due(catalog, rule) => {
+fn has_ended(worker: &DynamicBackgroundWorker) -> bool {
+    matches!(worker.pid(), Err(BackgroundWorkerStatus::Stopped))
+}
+
+/// Sweeps for a slice; returns the sweep if it needs another, and how long it should wait for it.
+fn take_turn(job: Job) -> Option<(Box<Sweep>, Duration)> {
+    let mut sweep = match job.work {
+        Work::Begun(sweep) => sweep,
+        Work::Due(catalog, rule) => {
             let (id, known_error) = ((rule.id, rule.version), rule.last_error.clone());
             match Sweep::begin(&catalog, *rule, Trigger::Worker, Scope::Transaction) {
                 Ok(Some(sweep)) => Box::new(sweep),
@@ -199,23 +282,50 @@ fn take_turn(job: Job) -> Option<Box<Sweep>> {
     process::report_activity(Some(&format!("sweeping {}", sweep.rule)));
     let started = Instant::now();
     while started.elapsed() < SLICE {
-        match sweep.step(usize::MAX) {
-            Ok(Step::Removed(_)) => {
+        match advance(&mut sweep, job.closes_at) {
+            Ok(Advance::Went) => {
                 process::reload_configuration();
                 if !guc::enabled() {
-                    return Some(sweep);
+                    break;
                 }
                 if !guc::batch_delay().is_zero() {
                     process::idle(guc::batch_delay());
                 }
             }
-            end => {
-                finish(*sweep, &end);
+            Ok(Advance::Wait(wait)) => return Some((sweep, wait)),
+            Ok(Advance::Ended(end)) => {
+                finish(*sweep, &Ok(end));
+                return None;
+            }
+            Err(failure) => {
+                finish(*sweep, &Err(failure));
                 return None;
             }
         }
     }
-    Some(sweep)
+    Some((sweep, Duration::ZERO))
+}
+
+/// What became of an attempt to go on with a sweep.
+pub enum Advance {
+    Went,
+    /// It should wait before it tries again.
+    Wait(Duration),
+    Ended(Step),
+}
+
+/// Goes on with a sweep by a batch, if its window is open and nothing holds it.
+pub fn advance(sweep: &mut Sweep, closes_at: Option<TimestampWithTimeZone>) -> Result<Advance, Failure> {
+    if closes_at.is_some_and(|at| i64::from(clock_timestamp()) >= i64::from(at)) {
+        return Ok(Advance::Ended(Step::Enough));
+    }
+    if let Some(wait) = sweep.hold()? {
+        return Ok(Advance::Wait(wait));
+    }
+    match sweep.step(usize::MAX)? {
+        Step::Removed(_) => Ok(Advance::Went),
+        end => Ok(Advance::Ended(end)),
+    }
 }
 
 /// Ends a sweep, and logs an error that the catalog did not have before.
@@ -232,7 +342,7 @@ pub fn finish(sweep: Sweep, end: &Result<Step, Failure>) {
 }
 
 /// Records the error of a rule that could not be swept at all, and logs it once.
-fn report_broken(catalog: &Catalog, rule: (i64, i64), failure: &Failure, is_known: bool) {
+pub fn report_broken(catalog: &Catalog, rule: (i64, i64), failure: &Failure, is_known: bool) {
     if !is_known {
         log!("TTL rule {} failed: {failure}", rule.0);
     }

@@ -1,6 +1,7 @@
 //! A helper: it sweeps one rule with a backlog to its end, so that the others do not wait.
 
-use super::{LIBRARY, TYPE, database};
+use super::database::{self, Advance, LOOK_UP};
+use super::{LIBRARY, TYPE};
 use crate::catalog::Trigger;
 use crate::guc;
 use crate::pg::board::{self, Role};
@@ -37,7 +38,9 @@ pub extern "C-unwind" fn pg_ttl_index_helper_main(argument: pg_sys::Datum) {
         return;
     }
     let Ok((catalog, rules)) = database::load_rules() else { return };
-    let Some(rule) = rules.into_iter().flatten().find(|rule| Some(rule.id) == rule_id) else { return };
+    let mut sound = rules.into_iter().filter_map(|(rule, opening)| Some((rule.ok()?, opening)));
+    let Some((rule, opening)) = sound.find(|(rule, _)| Some(rule.id) == rule_id) else { return };
+    let closes_at = opening.map(|opening| opening.until);
     process::report_activity(Some(&format!("sweeping {rule}")));
     let Ok(Some(mut sweep)) = Sweep::begin(&catalog, rule, Trigger::Worker, Scope::Transaction) else { return };
     let end = loop {
@@ -45,10 +48,12 @@ pub extern "C-unwind" fn pg_ttl_index_helper_main(argument: pg_sys::Datum) {
         if !guc::enabled() || !database::may_stay() {
             break Ok(Step::Outdated);
         }
-        match sweep.step(usize::MAX) {
-            Ok(Step::Removed(_)) if guc::batch_delay().is_zero() => {}
-            Ok(Step::Removed(_)) => process::idle(guc::batch_delay()),
-            end => break end,
+        match database::advance(&mut sweep, closes_at) {
+            Ok(Advance::Went) if guc::batch_delay().is_zero() => {}
+            Ok(Advance::Went) => process::idle(guc::batch_delay()),
+            Ok(Advance::Wait(wait)) => process::idle(wait.min(LOOK_UP)),
+            Ok(Advance::Ended(end)) => break Ok(end),
+            Err(failure) => break Err(failure),
         }
     };
     database::finish(sweep, &end);

@@ -1,8 +1,10 @@
 //! When to sweep, never how: the launcher, and the workers of each database.
 
+mod builder;
 mod database;
 mod helper;
 mod launcher;
+pub mod schedule;
 
 pub use database::start as start_database_worker;
 pub use launcher::register as register_launcher;

@@ -17,6 +17,7 @@ fn copy(from: &Database, to: &Database, dump_options: &[&str]) -> String {
 fn catalog(db: &mut Database) -> String {
     db.get(
         "SELECT to_jsonb(t) - 'id', b.relid = to_regclass(format('%I.%I', schema_name, table_name)), a.attname = column_name,
+                archive_relid = to_regclass(archive_to), hook = to_regprocedure(on_expire || '(regclass, jsonb)'),
                 f.names, index_relid IS NOT NULL
          FROM ttl_index_table t JOIN ttl_binding b ON b.rule_id = t.id
          JOIN pg_attribute a ON a.attrelid = b.relid AND a.attnum = b.attnum
@@ -34,7 +35,14 @@ fn populated() -> Database {
          ALTER TABLE \"My App\".\"T\" DROP COLUMN dropped;
          CREATE TABLE plain (at timestamptz); CREATE INDEX own ON plain (at);
          CREATE TABLE parts (at date) PARTITION BY RANGE (at);
-         CREATE TABLE parts_1 PARTITION OF parts DEFAULT",
+         CREATE TABLE parts_1 PARTITION OF parts DEFAULT;
+         CREATE TABLE soft (at timestamptz, gone timestamptz); CREATE TABLE \"My App\".archive (LIKE soft);
+         CREATE FUNCTION \"My App\".hook(regclass, jsonb) RETURNS void LANGUAGE sql AS ''",
+    );
+    db.run(
+        "SELECT ttl_create_index('soft', 'at', 60, soft_delete_column => 'gone', purge_after => interval '1 mon 2 days',
+             archive_to => '\"My App\".archive', on_expire => '\"My App\".hook(regclass, jsonb)', notify_channel => 'x',
+             run_every => interval '1 hour', run_window => 'Mon 01:00-02:00', max_rows_per_second => 5, max_rows_per_run => 6)",
     );
     db.run(
         "SELECT ttl_create_index('\"My App\".\"T\"', 'At', interval '1 month', 77, 'deleted', 'n > 1', 'Asia/Tokyo');
@@ -49,7 +57,7 @@ fn a_dump_carries_every_rule_and_its_index() {
     let (mut source, mut target) = (populated(), Database::empty());
     assert_eq!(copy(&source, &target, &[]), "");
     let before = catalog(&mut source);
-    assert_eq!(before.lines().count(), 3);
+    assert_eq!(before.lines().count(), 5);
     // The index came after the rule: the next DDL, or the next registration, binds it by name.
     target.run("ALTER TABLE plain SET (fillfactor = 90)");
     let bound =
@@ -70,7 +78,7 @@ fn a_dump_without_one_of_the_tables_brings_back_the_other_rules() {
     let (source, mut target) = (populated(), Database::empty());
     let complaints = copy(&source, &target, &["--exclude-table=plain"]);
     assert!(complaints.contains("left out") && !complaints.contains("ERROR"), "{complaints}");
-    assert_eq!(target.get("SELECT table_name FROM ttl_index_table ORDER BY id"), "T\nparts");
+    assert_eq!(target.get("SELECT table_name FROM ttl_index_table ORDER BY id"), "soft\nsoft\nT\nparts");
 }
 
 #[test]
@@ -78,7 +86,7 @@ fn a_rule_restored_past_the_triggers_is_bound_to_nothing() {
     let (source, mut target) = (populated(), Database::empty());
     copy(&source, &target, &["--schema-only"]);
     copy(&source, &target, &["--data-only", "--disable-triggers"]);
-    assert_eq!(target.get("SELECT count(*) FROM ttl_index_table"), "3");
+    assert_eq!(target.get("SELECT count(*) FROM ttl_index_table"), "5");
     assert_eq!(target.get("SELECT count(*) FROM ttl_binding"), "0");
 }
 

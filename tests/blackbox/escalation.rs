@@ -114,6 +114,45 @@ fn expressions_that_rows_expire_by() {
 }
 
 #[test]
+fn functions_that_are_called_with_rows() {
+    Trap::set().spring(
+        "CREATE FUNCTION hook(regclass, jsonb) RETURNS void LANGUAGE sql AS 'SELECT public.spring(''hook'')';
+         SELECT ttl_create_index('t', 'at', 60, on_expire => 'hook(regclass, jsonb)')",
+        "hook|owner",
+    );
+}
+
+#[test]
+fn triggers_and_defaults_of_an_archive() {
+    Trap::set().spring(
+        "CREATE FUNCTION trap_default() RETURNS int LANGUAGE sql AS 'SELECT public.spring(''default''); SELECT 1';
+         CREATE TABLE archive (LIKE t, n int DEFAULT trap_default());
+         CREATE CONSTRAINT TRIGGER deferred AFTER INSERT ON archive DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+             EXECUTE FUNCTION trap_row();
+         CREATE TRIGGER before_insert BEFORE INSERT ON archive FOR EACH ROW EXECUTE FUNCTION trap_row();
+         SELECT ttl_create_index('t', 'at', 60, archive_to => 'archive')",
+        "before_insert|owner\ndefault|owner\ndeferred|owner",
+    );
+}
+
+#[test]
+fn what_a_worker_reads_and_runs_to_make_an_index() {
+    let mut trap = Trap::set();
+    // Reading the literal calls the domain's check.
+    trap.db.session(&trap.owner).run(
+        "CREATE FUNCTION check_it(int) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM public.spring(''domain''); RETURN true; END';
+         CREATE DOMAIN d AS int CHECK (check_it(VALUE)); CREATE TYPE pair AS (a d);
+         SELECT ttl_create_index('t', 'at', interval '100 years', concurrently => true,
+                                 filter => $$('(1)'::pair IS NOT NULL) AND trap_value(at) = 1$$)",
+    );
+    trap.db.run("TRUNCATE seen");
+    trap.db.run("SELECT ttl_start_worker()");
+    trap.db.wait_for("SELECT index_state, last_error FROM ttl_summary", "valid|");
+    let seen = format!("SELECT DISTINCT how, replace(who, '{}', 'owner') FROM seen ORDER BY 1, 2", trap.owner);
+    assert_eq!(trap.db.get(&seen), "domain|owner\nindex|owner");
+}
+
+#[test]
 fn filters_and_expressions_when_somebody_looks_at_a_row() {
     let mut trap = Trap::set();
     let (owner, reader) = (trap.owner.clone(), trap.db.role("reader"));

@@ -1,20 +1,29 @@
 //! Tests that talk to a real server the way a user does, by topic.
 
+mod archive;
 mod bad_input;
+mod build;
 mod docs;
 mod dump;
 mod escalation;
 mod filter;
 mod following;
 mod hidden;
+mod hook;
 mod index;
 mod names;
 mod obstacles;
+mod options;
+mod pace;
+mod partitions;
 mod passes;
 mod permissions;
+mod preview;
+mod purge;
 mod races;
 mod registration;
 mod rows;
+mod schedule;
 mod sources;
 mod sweep;
 mod worker;

@@ -188,7 +188,7 @@ fn rows_of_every_kind_are_swept_in_partitions_and_children() {
         db.run(&fill(kind));
         db.run(&format!("SELECT ttl_create_index('t', '{}', interval '2 hours' {})", kind.subject, kind.options));
         assert_eq!(db.get("SELECT ttl_runner('t')"), "121", "{}", kind.name);
-        assert_eq!(db.get("SELECT plan FROM ttl_preview('t')"), "rows by index", "{}", kind.name);
+        assert_eq!(db.get("SELECT DISTINCT plan FROM ttl_preview('t')"), "rows by index", "{}", kind.name);
     }
 }
 
@@ -393,47 +393,6 @@ fn instants_can_be_read_in_queries_too() {
     assert_eq!(db.error("SELECT ttl_rfc3339('12000-01-01')").code, "22008");
     assert_eq!(db.error("SELECT ttl_rfc3339('infinity')").code, "22008");
     assert_eq!(db.get(&format!("SELECT {EPOCH} FROM (VALUES (timestamptz '{epoch}')) v (at)")), "1700000000.000000");
-}
-
-#[test]
-fn a_preview_deletes_nothing_and_names_what_is_in_the_way() {
-    let mut db = with(
-        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, gone boolean);
-         INSERT INTO t SELECT i, '2020-01-01'::timestamptz + i * interval '1 day' FROM generate_series(1, 10) i;
-         CREATE TABLE child (t int CONSTRAINT points_to REFERENCES t);
-         CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-         CREATE TRIGGER keep BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION keep();
-         SELECT ttl_create_index('t', 'at', interval '1 day'); SET TimeZone = 'UTC'",
-    );
-    assert_eq!(
-        db.get(
-            "SELECT schema_name, table_name, column_name, cutoff BETWEEN now() - interval '1 day 1 minute' AND now(), expired_rows,
-                    oldest_value, expired_bytes > 300, plan, blockers FROM ttl_preview('t')"
-        ),
-        "public|t|at|t|10|2020-01-02 00:00:00+00|t|rows by index|{\"foreign key points_to of table public.child\",\"trigger keep\"}"
-    );
-    assert_eq!(db.get("SELECT count(*) FROM t"), "10");
-    let stranger = db.role("stranger");
-    assert_eq!(db.session(&stranger).error("SELECT * FROM ttl_preview('t')").code, "42501");
-    assert_eq!(db.error("SELECT * FROM ttl_preview('t', 'nowhere')").code, "42704");
-    db.run("CREATE TABLE bare (at timestamptz)");
-    assert_eq!(db.get("SELECT count(*) FROM ttl_preview('bare')"), "0");
-    db.run("SET default_transaction_read_only = on");
-    assert_eq!(db.get("SELECT expired_rows FROM ttl_preview('t', 'at')"), "10");
-}
-
-#[test]
-fn a_preview_of_many_rows_is_an_estimate() {
-    let mut db = with(
-        "CREATE TABLE t (at timestamptz); INSERT INTO t SELECT '2020-01-01' FROM generate_series(1, 150000); ANALYZE t;
-         SELECT ttl_create_index('t', 'at', interval '1 day')",
-    );
-    assert_eq!(
-        db.get(
-            "SELECT is_exact, expired_rows BETWEEN 140000 AND 160000, expired_bytes > 4000000 FROM ttl_preview('t')"
-        ),
-        "f|t|t"
-    );
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::Server;
 use once_cell::sync::Lazy;
+use postgres::fallible_iterator::FallibleIterator;
 use postgres::{Client, Config, NoTls, SimpleQueryMessage};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -161,6 +162,13 @@ impl Session {
             Err(error) => error,
             Ok(rows) => panic!("succeeded with {rows:?}: {sql}"),
         }
+    }
+
+    /// The payload of the next notification, which must come soon.
+    pub fn notification(&mut self) -> String {
+        let mut notifications = self.client.notifications();
+        let next = notifications.timeout_iter(PATIENCE).next();
+        next.expect("a connection").expect("a notification").payload().to_owned()
     }
 
     /// The notices and warnings since the last call.

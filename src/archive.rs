@@ -1,0 +1,87 @@
+//! The table that expired rows move to, and whether it can hold them.
+
+use crate::error::TtlError;
+use crate::pg::relation::{self, Lock, Shape};
+use crate::pg::{access, spi};
+use pgrx::pg_sys::Oid;
+use pgrx::spi::quote_identifier;
+
+/// An archive, for the rows of one relation.
+pub struct Archive {
+    relid: Oid,
+    /// Qualified and quoted.
+    pub name: String,
+    /// The columns that are copied, quoted.
+    pub columns: Vec<String>,
+    shape: Shape,
+}
+
+impl Archive {
+    /// The archive, if every column of `source` has its place there, and nothing is missing in a row that comes from it.
+    /// Locks it as an INSERT does.
+    pub fn open(relid: Oid, source: Oid, owner: Oid) -> Result<Self, TtlError> {
+        let shape = relation::lock(relid, Lock::Change).ok_or(TtlError::UnknownTable(relid.to_u32()))?;
+        let name = shape.qualified_name();
+        // Its triggers run with the rights of the owner of the rows.
+        if shape.owner() != owner {
+            return Err(TtlError::ArchiveOwner(name));
+        }
+        let columns = spi::query(
+            "SELECT coalesce(s.attname, a.attname)::text, s.atttypid, s.atttypmod, a.atttypid, a.atttypmod,
+                    coalesce(a.attgenerated, '') <> '',
+                    s.attname IS NOT NULL OR NOT a.attnotnull OR a.atthasdef OR a.attidentity <> ''
+             FROM (SELECT * FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped) AS s
+             FULL JOIN (SELECT * FROM pg_attribute WHERE attrelid = $2 AND attnum > 0 AND NOT attisdropped) AS a
+                  USING (attname)
+             ORDER BY coalesce(s.attnum, a.attnum)",
+            &[source.into(), relid.into()],
+            |row| {
+                Ok(Column {
+                    name: row.get(1)?.unwrap_or_default(),
+                    source: row.get(2)?.zip(row.get(3)?),
+                    archive: row.get(4)?.zip(row.get(5)?),
+                    is_generated: row.get(6)?.unwrap_or_default(),
+                    is_filled: row.get(7)?.unwrap_or_default(),
+                })
+            },
+        )?;
+        let mut copied = Vec::new();
+        for column in columns {
+            if column.fits(&name)? {
+                copied.push(quote_identifier(&column.name));
+            }
+        }
+        Ok(Self { relid, name, columns: copied, shape })
+    }
+
+    /// As for the leaf: statements name it, and are to mean what they meant.
+    pub fn is_unchanged(&self) -> bool {
+        relation::lock(self.relid, Lock::Change).as_ref() == Some(&self.shape)
+    }
+}
+
+/// A column of either table: its type and modifier in both.
+struct Column {
+    name: String,
+    source: Option<(Oid, i32)>,
+    archive: Option<(Oid, i32)>,
+    is_generated: bool,
+    /// Whether a row that comes from the source has a value for it, or needs none.
+    is_filled: bool,
+}
+
+impl Column {
+    /// Whether it is copied; one that the archive computes itself is not.
+    fn fits(&self, archive: &str) -> Result<bool, TtlError> {
+        match (self.source, self.archive) {
+            (Some(_), None) => Err(TtlError::ArchiveLacks { archive: archive.into(), column: self.name.clone() }),
+            (Some(from), Some(to)) if !self.is_generated && !access::keeps_value(from, to) => {
+                Err(TtlError::ArchiveType { archive: archive.into(), column: self.name.clone() })
+            }
+            (None, _) if !self.is_filled => {
+                Err(TtlError::ArchiveNeeds { archive: archive.into(), column: self.name.clone() })
+            }
+            (from, _) => Ok(from.is_some() && !self.is_generated),
+        }
+    }
+}

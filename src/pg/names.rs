@@ -1,0 +1,65 @@
+//! `regclass` and `regprocedure` as arguments: a name resolves in the caller's search path before we are called.
+
+use pgrx::callconv::{Arg, ArgAbi};
+use pgrx::nullable::Nullable;
+use pgrx::spi::quote_qualified_identifier;
+use pgrx::{impl_sql_translatable, pg_sys};
+use std::ffi::{CStr, c_char};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Regclass(pub pg_sys::Oid);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Regprocedure(pub pg_sys::Oid);
+
+impl_sql_translatable!(Regclass, "regclass");
+impl_sql_translatable!(Regprocedure, "regprocedure");
+
+macro_rules! pass_as_oid {
+    ($name:ident) => {
+        // SAFETY: the type has the representation of oid.
+        unsafe impl<'fcx> ArgAbi<'fcx> for $name {
+            unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
+                // SAFETY: as promised by the caller, who unboxes an argument declared as this type.
+                Self(unsafe { pg_sys::Oid::unbox_arg_unchecked(arg) })
+            }
+
+            unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {
+                // SAFETY: as above.
+                match unsafe { pg_sys::Oid::unbox_nullable_arg(arg) } {
+                    Nullable::Valid(oid) => Nullable::Valid(Self(oid)),
+                    Nullable::Null => Nullable::Null,
+                }
+            }
+        }
+    };
+}
+pass_as_oid!(Regclass);
+pass_as_oid!(Regprocedure);
+
+impl Regclass {
+    /// Qualified and quoted; `None` if there is no such relation.
+    pub fn qualified_name(self) -> Option<String> {
+        // SAFETY: both look into the catalog caches.
+        unsafe { qualified(pg_sys::get_rel_namespace(self.0), pg_sys::get_rel_name(self.0)) }
+    }
+}
+
+impl Regprocedure {
+    /// Qualified and quoted, without its arguments; `None` if there is no such function.
+    pub fn qualified_name(self) -> Option<String> {
+        // SAFETY: both look into the catalog caches.
+        unsafe { qualified(pg_sys::get_func_namespace(self.0), pg_sys::get_func_name(self.0)) }
+    }
+}
+
+/// # Safety
+/// The name is null or a C string.
+unsafe fn qualified(namespace: pg_sys::Oid, name: *const c_char) -> Option<String> {
+    // SAFETY: as promised by the caller; strings are copied.
+    unsafe {
+        let schema = pg_sys::get_namespace_name(namespace);
+        let text = |name: *const c_char| CStr::from_ptr(name).to_string_lossy().into_owned();
+        (!name.is_null() && !schema.is_null()).then(|| quote_qualified_identifier(text(schema), text(name)))
+    }
+}

@@ -1,0 +1,164 @@
+//! How fast a sweep may go: rows a second, log a second, and no faster than standbys can follow.
+
+use crate::catalog::{Catalog, Rule};
+use crate::error::TtlError;
+use crate::guc::{self, ReplicaLag};
+use crate::pg::board::{self, Hold};
+use crate::pg::transaction::{Failure, Scope};
+use crate::pg::{process, spi};
+use pgrx::datum::datetime_support::clock_timestamp;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// How soon a standby that lags is looked at again.
+const LOOK_AT_STANDBYS: Duration = Duration::from_millis(200);
+
+/// The pace of one sweep.
+#[derive(Default)]
+pub struct Pace {
+    /// When what it did is paid for at the rule's own rate.
+    paid: Option<Instant>,
+}
+
+impl Pace {
+    /// Rows that one batch may remove, so that a rate is kept within every second or so.
+    pub fn batch_limit(rule: &Rule) -> usize {
+        let rates = [rule.options.max_rows_per_second, guc::max_rows_per_second()];
+        rates.into_iter().flatten().map(|rate| rate.unsigned_abs() as usize).min().unwrap_or(usize::MAX)
+    }
+
+    /// What the next batch has to wait for, and how long until it is worth asking again.
+    pub fn hold(&self, catalog: &Catalog, scope: Scope) -> Result<Option<(Hold, Duration)>, Failure> {
+        let (now, all) = (i64::from(clock_timestamp()), board::paid());
+        let left = |until: i64| Duration::from_micros(u64::try_from(until - now).unwrap_or(0));
+        let own = self.paid.map_or(Duration::ZERO, |paid| paid.saturating_duration_since(Instant::now()));
+        let rates = [
+            (Hold::RuleRate, own),
+            (Hold::Rate, guc::max_rows_per_second().map_or(Duration::ZERO, |_| left(all.rows))),
+            (Hold::WalRate, guc::max_wal_per_second().map_or(Duration::ZERO, |_| left(all.wal))),
+        ];
+        if let Some(hold) = rates.into_iter().filter(|(_, left)| !left.is_zero()).max_by_key(|(_, left)| *left) {
+            return Ok(Some(hold));
+        }
+        let Some(most) = guc::max_replica_lag() else { return Ok(None) };
+        let lags = STANDBYS.with_borrow_mut(|standbys| scope.attempt(|| standbys.lag_beyond(most, catalog)))?;
+        Ok(lags.then_some((Hold::ReplicaLag, LOOK_AT_STANDBYS)))
+    }
+
+    /// Takes down what a batch did.
+    pub fn spend(&mut self, rule: &Rule, rows: i64, wal_bytes: i64) {
+        let micros = |amount: i64, rate: i64| amount.saturating_mul(1_000_000) / rate.max(1);
+        if let Some(rate) = rule.options.max_rows_per_second {
+            let cost = Duration::from_micros(micros(rows, rate.into()).unsigned_abs());
+            self.paid = Some(self.paid.map_or_else(Instant::now, |paid| paid.max(Instant::now())) + cost);
+        }
+        let rows = guc::max_rows_per_second().map_or(0, |rate| micros(rows, rate.into()));
+        let wal = guc::max_wal_per_second().map_or(0, |rate| micros(wal_bytes, rate));
+        if rows > 0 || wal > 0 {
+            board::pay(clock_timestamp().into(), rows, wal);
+        }
+    }
+}
+
+thread_local! {
+    static STANDBYS: RefCell<Standbys> = RefCell::new(Standbys::default());
+}
+
+/// What this process knows of standbys and slots.
+#[derive(Default)]
+struct Standbys {
+    looked_at: Option<Instant>,
+    lagged: bool,
+    /// Where the log ended at some instants, from the first that the last standby has not reached. The views of the server
+    /// tell no time for slots, nor for a standby that has stopped.
+    ends: VecDeque<(Instant, i64)>,
+}
+
+impl Standbys {
+    fn lag_beyond(&mut self, most: ReplicaLag, catalog: &Catalog) -> Result<bool, TtlError> {
+        let now = Instant::now();
+        if self.looked_at.is_none_or(|at| now - at >= LOOK_AT_STANDBYS) {
+            let behind = replication(catalog)?;
+            self.looked_at = Some(now);
+            self.lagged = behind.is_some_and(|(reached, end)| match most {
+                ReplicaLag::Bytes(most) => end - reached > most,
+                ReplicaLag::Time(most) => {
+                    self.watch(now, end, most);
+                    self.late_by(now, reached) > most
+                }
+            });
+        }
+        Ok(self.lagged)
+    }
+
+    /// Takes down where the log ends now. What is older than a standby may be late by is not needed.
+    fn watch(&mut self, now: Instant, end: i64, most: Duration) {
+        if self.ends.back().is_none_or(|(_, last)| *last < end) {
+            self.ends.push_back((now, end));
+        }
+        while self.ends.get(1).is_some_and(|(at, _)| now - *at > most) {
+            self.ends.pop_front();
+        }
+    }
+
+    /// How long ago the log ended where the last of all standbys is now. Never more than that really is.
+    fn late_by(&mut self, now: Instant, reached: i64) -> Duration {
+        while self.ends.front().is_some_and(|(_, end)| *end <= reached) {
+            self.ends.pop_front();
+        }
+        self.ends.front().map_or(Duration::ZERO, |(at, _)| now - *at)
+    }
+}
+
+/// Has this process know, if it matters, how late standbys are when a sweep begins. To be called now and then.
+pub fn watch_log() {
+    if let Some(ReplicaLag::Time(most)) = guc::max_replica_lag() {
+        STANDBYS.with_borrow_mut(|standbys| standbys.watch(Instant::now(), process::wal_end(), most));
+    }
+}
+
+/// How far the last of all standbys and slots has got, and where the log ends, in bytes; `None` without any. Not everybody
+/// may look there: the catalog's owner may.
+fn replication(catalog: &Catalog) -> Result<Option<(i64, i64)>, TtlError> {
+    let places = catalog.with_rights(|| {
+        spi::read(
+            "SELECT pg_wal_lsn_diff(min(at), '0/0')::bigint, pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint
+             FROM (SELECT coalesce(replay_lsn, flush_lsn, write_lsn, sent_lsn)
+                   FROM pg_stat_replication WHERE state IN ('catchup', 'streaming')
+                   UNION ALL
+                   SELECT coalesce(confirmed_flush_lsn, restart_lsn) FROM pg_replication_slots
+                   WHERE NOT active AND wal_status <> 'lost') AS standby (at)",
+            &[],
+            |row| Ok(row.get(1)?.zip(row.get(2)?)),
+        )
+    })?;
+    Ok(places.into_iter().flatten().next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_standby_is_late_since_the_log_went_beyond_where_it_is() {
+        let mut standbys = Standbys::default();
+        let start = Instant::now();
+        let mut late = |second: u64, reached, end| {
+            let now = start + Duration::from_secs(second);
+            standbys.watch(now, end, Duration::from_secs(60));
+            standbys.late_by(now, reached).as_secs()
+        };
+        assert_eq!(late(0, 100, 100), 0, "it has everything");
+        assert_eq!(late(10, 100, 200), 0, "nobody can tell since when");
+        assert_eq!(late(15, 100, 300), 5);
+        assert_eq!(late(20, 200, 300), 5, "it lacks what came after second 10");
+        assert_eq!(late(90, 200, 300), 75, "also when nothing is written any more");
+        assert_eq!(late(91, 300, 300), 0);
+        for second in 100..1000 {
+            late(second, 300, 300 + second as i64);
+        }
+        assert!(late(1000, 300, 2000) > 60);
+        assert!(standbys.ends.len() < 70, "no more is known than is needed");
+    }
+}

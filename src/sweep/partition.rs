@@ -1,0 +1,230 @@
+//! Partitions of which every row has expired: they go as a whole, if nobody has anything to say about their rows.
+
+use super::leaf::Leaf;
+use super::{Step, audience, in_sandbox};
+use crate::catalog::{Catalog, Claim, Rule};
+use crate::error::TtlError;
+use crate::guc;
+use crate::pg::names::Regclass;
+use crate::pg::relation::{self, Lock};
+use crate::pg::transaction::{Failure, Scope};
+use crate::pg::{spi, statement};
+use crate::rule::PartitionAction;
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::Oid;
+
+/// How often a lock is asked for in one sweep.
+const ATTEMPTS: u32 = 3;
+
+/// A partition that cannot hold a row beyond the cutoff, with everything below it.
+pub struct Part {
+    pub relid: Oid,
+    /// Qualified and quoted.
+    pub name: String,
+    parent: Oid,
+    /// The relations in it that have rows.
+    pub leaves: Vec<Leaf>,
+    attempts: u32,
+}
+
+/// What became of a part.
+pub enum Removal {
+    Done,
+    /// It goes by rows after all.
+    ByRows(Part),
+    /// Somebody has it locked; to be tried again.
+    Later(Part),
+    Ended(Step),
+}
+
+impl Part {
+    pub fn new(relid: Oid, name: String, parent: Oid) -> Self {
+        Self { relid, name, parent, leaves: Vec::new(), attempts: 0 }
+    }
+
+    /// Drops or detaches the partition. `cutoff` is that of the sweep.
+    pub fn remove(mut self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Removal, Failure> {
+        // That has transactions of its own, which only a worker can have.
+        let is_concurrent = rule.options.partition_action == PartitionAction::Detach && scope == Scope::Transaction;
+        let removed = if is_concurrent {
+            self.detach(rule, catalog, cutoff)
+        } else {
+            scope.attempt(|| self.remove_at_once(rule, catalog, cutoff))
+        };
+        match removed {
+            Ok(Verdict::Go) => Ok(Removal::Done),
+            Ok(Verdict::ByRows) => Ok(Removal::ByRows(self)),
+            Ok(Verdict::End(step)) => Ok(Removal::Ended(step)),
+            Err(failure) if failure.code == PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE && !is_concurrent => {
+                self.attempts += 1;
+                if self.attempts < ATTEMPTS { Ok(Removal::Later(self)) } else { Err(failure) }
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Under a lock that nobody else shares.
+    fn remove_at_once(&self, rule: &Rule, catalog: &Catalog, cutoff: &str) -> Result<Verdict, TtlError> {
+        let verdict = self.judge(rule, catalog, cutoff, Lock::Drop)?;
+        if !matches!(verdict, Verdict::Go) {
+            return Ok(verdict);
+        }
+        let parent = relation::lock(self.parent, Lock::Drop).map(|shape| shape.qualified_name()).unwrap_or_default();
+        let command = match rule.options.partition_action {
+            PartitionAction::Drop => format!("DROP TABLE {}", self.name),
+            _ => format!("ALTER TABLE {parent} DETACH PARTITION {}", self.name),
+        };
+        in_sandbox(rule, || spi::execute(&command, &[]))?;
+        self.record(rule, catalog)?;
+        Ok(verdict)
+    }
+
+    /// Without keeping anybody from the table, where PostgreSQL can. Between the judgement and the deed the rule may change;
+    /// but nothing is lost by detaching.
+    fn detach(&self, rule: &Rule, catalog: &Catalog, cutoff: &str) -> Result<Verdict, Failure> {
+        let scope = Scope::Transaction;
+        let judged = scope.attempt(|| {
+            let verdict = self.judge(rule, catalog, cutoff, Lock::Read)?;
+            let parent = relation::lock(self.parent, Lock::Read).map(|shape| shape.qualified_name());
+            Ok((verdict, parent.unwrap_or_default(), self.has_default_sibling()?))
+        })?;
+        match judged {
+            (Verdict::Go, parent, false) => {
+                let detach = format!("ALTER TABLE {parent} DETACH PARTITION {} CONCURRENTLY", self.name);
+                statement::run_alone(&detach, guc::lock_timeout())?;
+                scope.attempt(|| self.record(rule, catalog))?;
+                Ok(Verdict::Go)
+            }
+            (Verdict::Go, ..) => scope.attempt(|| self.remove_at_once(rule, catalog, cutoff)),
+            (verdict, ..) => Ok(verdict),
+        }
+    }
+
+    fn record(&self, rule: &Rule, catalog: &Catalog) -> Result<(), TtlError> {
+        catalog.record_partition(rule.id)?;
+        let action = if rule.options.partition_action == PartitionAction::Drop { "drop" } else { "detach" };
+        audience::notify(rule, &self.name, action, None, None)
+    }
+
+    /// Whether it may go, with its locks held: the parent's first, as queries take them, and then the rule's.
+    fn judge(&self, rule: &Rule, catalog: &Catalog, cutoff: &str, lock: Lock) -> Result<Verdict, TtlError> {
+        let is_there = in_sandbox(rule, || {
+            let (parent, part) = (relation::lock(self.parent, lock), relation::lock(self.relid, lock));
+            Ok(parent.is_some() && part.is_some_and(|part| part.qualified_name() == self.name))
+        })?;
+        if !is_there {
+            return Ok(Verdict::End(Step::Outdated));
+        }
+        match catalog.claim(rule)? {
+            Claim::Held => {}
+            Claim::Busy => return Ok(Verdict::End(Step::Busy)),
+            Claim::Changed => return Ok(Verdict::End(Step::Outdated)),
+        }
+        let obstacles = in_sandbox(rule, || obstacles(rule, &[self.relid], cutoff))?;
+        let may_go = matches!(obstacles.as_slice(), [(relid, parent, obstacles)]
+                              if (*relid, *parent) == (self.relid, self.parent) && obstacles.is_empty());
+        Ok(if may_go { Verdict::Go } else { Verdict::ByRows })
+    }
+
+    fn has_default_sibling(&self) -> Result<bool, TtlError> {
+        let found = spi::read(
+            "SELECT partdefid <> 0 FROM pg_partitioned_table WHERE partrelid = $1",
+            &[self.parent.into()],
+            |row| row.get(1),
+        )?;
+        Ok(found == [Some(true)])
+    }
+}
+
+enum Verdict {
+    Go,
+    ByRows,
+    End(Step),
+}
+
+/// Ends the detaching that somebody, an earlier sweep as a rule, was interrupted in.
+pub fn finalize(rule: &Rule, catalog: &Catalog, (relid, parent): (Oid, Oid)) -> Result<(), TtlError> {
+    let (Some(name), Some(parent)) = (Regclass(relid).qualified_name(), Regclass(parent).qualified_name()) else {
+        return Ok(());
+    };
+    let command = format!("ALTER TABLE {parent} DETACH PARTITION {name} FINALIZE");
+    in_sandbox(rule, || spi::execute(&command, &[]))?;
+    Part::new(relid, name, pgrx::pg_sys::InvalidOid).record(rule, catalog)
+}
+
+/// Why a rule takes away rows and never a partition, whatever it is asked for.
+pub fn objections(rule: &Rule) -> Vec<&'static str> {
+    let options = &rule.options;
+    let reasons = [
+        ("filter", options.filter.is_some()),
+        ("soft_delete_column", options.soft_delete_column.is_some()),
+        ("archive_to", options.archive().is_some()),
+        ("on_expire", options.on_expire.is_some()),
+    ];
+    reasons.into_iter().filter(|(_, is_given)| *is_given).map(|(option, _)| option).collect()
+}
+
+/// The upper bound of a partition `c` by range, as SQL; NULL if it has none of this type.
+pub fn upper_bound(type_name: &str) -> String {
+    bound(" TO \\(''?([0-9-]", type_name)
+}
+
+/// The lower bound, likewise.
+pub fn lower_bound(type_name: &str) -> String {
+    bound("^FOR VALUES FROM \\(''?([0-9a-f]", type_name)
+}
+
+fn bound(beginning: &str, type_name: &str) -> String {
+    format!("(regexp_match(pg_get_expr(c.relpartbound, 0), '{beginning}[^'',)]*)'))[1]::{type_name}")
+}
+
+/// For each of these partitions that still is one: its parent, and what keeps it from going as a whole. Of partitions that
+/// are all there is below their parent, the last stays.
+pub fn obstacles(rule: &Rule, parts: &[Oid], cutoff: &str) -> Result<Vec<(Oid, Oid, Vec<String>)>, TtlError> {
+    let source = rule.expiry.source();
+    let upper = upper_bound(source.type_name());
+    let can_expire = source.can_expire_from(&lower_bound(source.type_name())).unwrap_or_else(|| "false".into());
+    let sql = format!(
+        "WITH part AS (
+             SELECT c.oid AS relid, i.inhparent AS parent, {upper} AS upper, {can_expire} AS can_expire
+             FROM pg_class c JOIN pg_inherits i ON i.inhrelid = c.oid AND NOT i.inhdetachpending
+             WHERE c.oid = ANY ($1)),
+         below AS (
+             SELECT part.relid AS part, c.* FROM part CROSS JOIN LATERAL (
+                 SELECT tree.relid::oid FROM pg_partition_tree(part.relid) AS tree) AS tree
+             JOIN pg_class c ON c.oid = tree.relid)
+         SELECT part.relid, part.parent, array_remove(ARRAY[
+             CASE WHEN part.upper <= {cutoff} AND part.can_expire THEN NULL ELSE 'may have rows that have not expired' END,
+             CASE WHEN NOT EXISTS (
+                      SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+                      WHERE i.inhparent = part.parent AND NOT i.inhdetachpending AND i.inhrelid <> part.relid
+                        AND pg_get_expr(c.relpartbound, 0) <> 'DEFAULT'
+                        AND (c.oid <> ALL ($1) OR {upper} > part.upper))
+                  THEN 'is the last partition' END,
+             (SELECT format('has part %s of another kind or owner', below.oid::regclass) FROM below
+              WHERE below.part = part.relid AND (below.relowner <> $2 OR below.relkind NOT IN ('r', 'p')) LIMIT 1),
+             (SELECT format('is referenced by foreign key %I of table %s', k.conname, k.conrelid::regclass)
+              FROM pg_constraint k JOIN below ON below.oid = k.confrelid
+              WHERE k.contype = 'f' AND below.part = part.relid LIMIT 1),
+             (SELECT format('has trigger %I', t.tgname) FROM pg_trigger t JOIN below ON below.oid = t.tgrelid
+              WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 8 <> 0 AND below.part = part.relid LIMIT 1),
+             CASE WHEN $3 THEN (
+                 SELECT format('is used by %s', pg_describe_object(d.classid, d.objid, d.objsubid))
+                 FROM pg_depend d JOIN below ON below.oid = d.refobjid
+                 WHERE d.refclassid = 'pg_class'::regclass AND d.deptype = 'n' AND below.part = part.relid
+                   AND d.classid IN ('pg_rewrite'::regclass, 'pg_proc'::regclass, 'pg_constraint'::regclass,
+                                     'pg_policy'::regclass)
+                   AND NOT EXISTS (SELECT FROM pg_constraint k WHERE d.classid = 'pg_constraint'::regclass
+                                     AND k.oid = d.objid AND k.conrelid = below.oid)
+                 LIMIT 1) END], NULL)
+         FROM part ORDER BY part.upper"
+    );
+    let is_drop = rule.options.partition_action == PartitionAction::Drop;
+    spi::read(&sql, &[parts.to_vec().into(), rule.owner.into(), is_drop.into()], |row| {
+        Ok((
+            row.get(1)?.unwrap_or_default(),
+            row.get(2)?.unwrap_or_default(),
+            row.get::<Vec<Option<String>>>(3)?.unwrap_or_default().into_iter().flatten().collect(),
+        ))
+    })
+}

@@ -1,0 +1,95 @@
+//! Every option: where it is seen, how it is changed and put back.
+
+use crate::sweep::with;
+
+const SETUP: &str = "CREATE TABLE p (id int, at timestamptz, gone timestamptz, n bigint) PARTITION BY RANGE (at);
+    CREATE TABLE p1 PARTITION OF p DEFAULT; CREATE TABLE archive (LIKE p);
+    CREATE FUNCTION hook(regclass, jsonb) RETURNS void LANGUAGE sql AS ''";
+
+/// The option, a value for it, and how the summary shows that, and its default.
+const OPTIONS: [(&str, &str, &str, &str); 16] = [
+    ("batch_size", "77", "77", "10000"),
+    ("soft_delete_column", "'gone'", "gone", ""),
+    ("filter", "'id > 0'", "(id > 0)", ""),
+    ("index_method", "'brin'", "brin", "btree"),
+    ("concurrently", "true", "t", "f"),
+    ("hide_expired", "true", "t", "f"),
+    ("archive_to", "'archive'", "public.archive", ""),
+    ("on_expire", "'hook(regclass, jsonb)'", "public.hook", ""),
+    ("notify_channel", "'Gone'", "Gone", ""),
+    ("partition_action", "'detach'", "detach", "delete"),
+    ("run_every", "interval '1 day 3 hours'", "1 day 03:00:00", ""),
+    ("run_window", "'sat-sun 23:00-24:00 UTC'", "Sat,Sun 23:00-24:00 UTC", ""),
+    ("max_rows_per_second", "5", "5", ""),
+    ("max_rows_per_run", "5000000000", "5000000000", ""),
+    ("purge_after", "interval '1 mon'", "1 mon", ""),
+    ("unit", "'ms'", "ms", ""),
+];
+
+#[test]
+fn every_option_can_be_given_altered_shown_and_reset() {
+    for (option, value, shown, default) in OPTIONS {
+        let mut db = with(SETUP);
+        let column = match option {
+            "concurrently" => "index_concurrently",
+            option => option,
+        };
+        let (subject, others, needed) = match option {
+            "unit" => ("n", ", unit => 's'", ""),
+            "purge_after" => ("at", ", soft_delete_column => 'gone'", ""),
+            _ => ("at", "", ""),
+        };
+        let see = format!("SELECT {column} FROM ttl_summary WHERE column_name = '{subject}'");
+        db.run(&format!("SELECT ttl_create_index('p', '{subject}', 60{others}{needed})"));
+        db.notices();
+        db.run(&format!("SELECT ttl_alter_index('p', '{subject}', {option} => {value})"));
+        assert_eq!(db.get(&see), shown, "{option}");
+        db.run(&format!("SELECT ttl_alter_index('p', '{subject}', expire_after_seconds => 90)"));
+        assert_eq!(db.get(&see), shown, "{option} stays when something else is altered");
+        let both = format!("SELECT ttl_alter_index('p', '{subject}', {option} => {value}, reset => '{{{option}}}')");
+        assert_eq!(db.error(&both).code, "22023", "{option}");
+        if option == "unit" {
+            continue;
+        }
+        db.run(&format!("SELECT ttl_alter_index('p', '{subject}', reset => '{{{option}}}')"));
+        assert_eq!(db.get(&see), default, "{option}");
+        db.run(&format!("SELECT ttl_create_index('p', '{subject}', 90{others}, {option} => {value})"));
+        assert!(db.notices().concat().contains(&format!("{option} ")), "{option}");
+        db.run(&format!("SELECT ttl_create_index('p', '{subject}', 90{others})"));
+        let notices = db.notices();
+        assert!(notices.iter().any(|notice| notice.contains(&format!("{option} c"))), "{option}: {notices:?}");
+        assert_eq!(db.get(&see), default, "{option}");
+    }
+}
+
+#[test]
+fn only_what_has_a_default_can_be_reset_and_the_hint_names_it() {
+    let mut db = with(SETUP);
+    db.run("SELECT ttl_create_index('p', 'at', 60)");
+    for option in ["expire_after", "time_zone", "colour", "active"] {
+        let error = db.error(&format!("SELECT ttl_alter_index('p', 'at', reset => '{{{option}}}')"));
+        assert_eq!(error.code, "22023");
+        for (option, ..) in OPTIONS {
+            assert!(error.hint.contains(option), "{}", error.hint);
+        }
+    }
+}
+
+#[test]
+fn the_catalog_refuses_what_the_functions_refuse() {
+    let mut db = with(SETUP);
+    db.run("SELECT ttl_create_index('p', 'at', 60)");
+    for change in [
+        "partition_action = 'burn'",
+        "run_every = '0'",
+        "max_rows_per_second = 0",
+        "max_rows_per_run = -1",
+        "purge_after = '-1 day'",
+        "notify_channel = ''",
+    ] {
+        assert_eq!(db.error(&format!("UPDATE ttl_index_table SET {change}")).code, "23514", "{change}");
+    }
+    db.run("UPDATE ttl_index_table SET run_window = 'whenever'");
+    db.run("SELECT ttl_runner()");
+    assert_eq!(db.get("SELECT state, left(last_error, 5) FROM ttl_summary"), "error|22023");
+}

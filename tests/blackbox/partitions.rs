@@ -1,0 +1,237 @@
+//! Partitions of which every row has expired go as a whole, where nobody has anything to say about their rows.
+
+use crate::bad_input::refuses;
+use crate::sweep::with;
+use crate::worker::{database, server};
+use std::time::{Duration, Instant};
+
+/// Two years that have expired, one that has begun to, and what belongs nowhere.
+const TABLE: &str = "CREATE TABLE p (id int, at timestamptz, gone timestamptz) PARTITION BY RANGE (at);
+    CREATE TABLE p1 PARTITION OF p FOR VALUES FROM ('2020-01-01') TO ('2021-01-01');
+    CREATE TABLE p2 PARTITION OF p FOR VALUES FROM ('2021-01-01') TO ('2022-01-01');
+    CREATE TABLE p3 PARTITION OF p FOR VALUES FROM ('2022-01-01') TO ('2100-01-01');
+    INSERT INTO p SELECT i, '2020-06-01' FROM generate_series(1, 10) i;
+    INSERT INTO p SELECT i, '2021-06-01' FROM generate_series(11, 20) i;
+    INSERT INTO p VALUES (21, '2022-06-01'), (22, now())";
+const PARTS: &str =
+    "SELECT string_agg(inhrelid::regclass::text, ',' ORDER BY inhrelid::regclass::text) FROM pg_inherits
+                     WHERE inhparent = 'p'::regclass";
+
+#[test]
+fn expired_partitions_are_dropped_and_the_boundary_is_swept_by_rows() {
+    let mut db = with(TABLE);
+    db.run("CREATE TABLE rest PARTITION OF p DEFAULT; INSERT INTO p VALUES (23, '2019-01-01'), (24, NULL)");
+    db.run("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop')");
+    assert_eq!(
+        db.get("SELECT relation, plan, is_exact, blockers FROM ttl_preview('p') ORDER BY 1"),
+        "public.p1|drop partition|f|{}\npublic.p2|drop partition|f|{}\n\
+         public.p3|rows by index|t|{}\npublic.rest|rows by index|t|{}"
+    );
+    assert_eq!(db.get("SELECT ttl_runner('p')"), "2", "rows that were removed one by one");
+    assert_eq!(db.get(PARTS), "p3,rest");
+    assert_eq!(db.get("SELECT string_agg(id::text, ',' ORDER BY id) FROM p"), "22,24");
+    assert_eq!(db.get("SELECT to_regclass('p1'), to_regclass('p2')"), "|");
+    assert_eq!(db.get("SELECT total_partitions_removed, total_rows_deleted FROM ttl_summary"), "2|2");
+    assert_eq!(db.get("SELECT partitions_removed, rows_removed, status FROM ttl_history"), "2|2|done");
+}
+
+#[test]
+fn detached_partitions_keep_their_rows() {
+    let mut db = with(TABLE);
+    db.run("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'detach', notify_channel => 'gone'); LISTEN gone");
+    assert_eq!(db.get("SELECT DISTINCT plan FROM ttl_preview('p') ORDER BY 1"), "detach partition\nrows by index");
+    assert_eq!(db.get("SELECT ttl_runner('p')"), "1");
+    assert_eq!(db.get(PARTS), "p3");
+    assert_eq!(db.get("SELECT (SELECT count(*) FROM p1) + (SELECT count(*) FROM p2)"), "20");
+    assert!(db.notification().contains(r#""action":"detach","count":null,"relation":"public.p1""#));
+}
+
+#[test]
+fn a_worker_detaches_without_waiting_for_readers_and_ends_what_was_left_half_done() {
+    let server = server(&["pg_ttl_index.lock_timeout=200ms"]);
+    let mut db = database(&server);
+    db.run(TABLE);
+    let mut reader = db.session("postgres");
+    reader.run("BEGIN; SELECT count(*) FROM p");
+    db.run("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'detach')");
+    db.wait_for("SELECT count(*) FROM pg_inherits WHERE inhdetachpending", "1");
+    db.wait_for("SELECT state, left(last_error, 5) FROM ttl_summary", "error|55P03");
+    // Nobody else is kept waiting meanwhile.
+    db.run("SET lock_timeout = '5s'; INSERT INTO p VALUES (30, now()); SELECT count(*) FROM p");
+    reader.run("COMMIT");
+    db.wait_for(PARTS, "p3");
+    db.wait_for("SELECT state, total_partitions_removed FROM ttl_summary", "active|2");
+    assert_eq!(db.get("SELECT (SELECT count(*) FROM p1) + (SELECT count(*) FROM p2)"), "20");
+}
+
+#[test]
+fn a_lock_on_the_parent_holds_up_the_drop_and_nothing_else() {
+    let server = server(&["pg_ttl_index.lock_timeout=200ms"]);
+    let mut db = database(&server);
+    db.run(TABLE);
+    let mut reader = db.session("postgres");
+    reader.run("BEGIN; SELECT count(*) FROM p");
+    db.run("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop')");
+    db.wait_for("SELECT state, left(last_error, 5), total_rows_deleted FROM ttl_summary", "error|55P03|1");
+    assert_eq!(db.get(PARTS), "p1,p2,p3");
+    assert_eq!(db.get("SELECT count(*) FROM p"), "21");
+    reader.run("COMMIT");
+    db.wait_for(PARTS, "p3");
+    db.wait_for("SELECT state, total_partitions_removed FROM ttl_summary", "active|2");
+}
+
+#[test]
+fn the_last_partition_stays_even_if_all_of_it_has_expired() {
+    let mut db = with(TABLE);
+    db.run("DROP TABLE p3; CREATE TABLE rest PARTITION OF p DEFAULT");
+    db.run("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop')");
+    assert_eq!(
+        db.get("SELECT relation, plan, blockers FROM ttl_preview('p') ORDER BY 1"),
+        "public.p1|drop partition|{}\npublic.p2|rows by index|{\"partition public.p2 is the last partition\"}\npublic.rest|rows by index|{}"
+    );
+    assert_eq!(db.get("SELECT ttl_runner('p')"), "10");
+    assert_eq!(db.get(PARTS), "p2,rest");
+    assert_eq!(db.get("SELECT count(*) FROM p"), "0");
+}
+
+#[test]
+fn sub_partitions_go_with_their_parent_or_by_themselves() {
+    let mut db = with(
+        "CREATE TABLE p (at date, region text) PARTITION BY LIST (region);
+         CREATE TABLE north PARTITION OF p FOR VALUES IN ('north') PARTITION BY RANGE (at);
+         CREATE TABLE north_20 PARTITION OF north FOR VALUES FROM ('2020-01-01') TO ('2021-01-01');
+         CREATE TABLE north_now PARTITION OF north FOR VALUES FROM ('2021-01-01') TO ('2100-01-01');
+         CREATE TABLE south PARTITION OF p FOR VALUES IN ('south') PARTITION BY RANGE (at);
+         CREATE TABLE south_20 PARTITION OF south FOR VALUES FROM ('2020-01-01') TO ('2021-01-01') PARTITION BY HASH (at);
+         CREATE TABLE south_20_0 PARTITION OF south_20 FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+         CREATE TABLE south_20_1 PARTITION OF south_20 FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+         CREATE TABLE south_now PARTITION OF south FOR VALUES FROM ('2021-01-01') TO ('2100-01-01');
+         INSERT INTO p SELECT d, r FROM unnest('{2020-05-05,2020-05-06,2020-05-07,2022-05-05,2099-05-05}'::date[]) d, unnest('{north,south}'::text[]) r",
+    );
+    db.run("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop')");
+    assert_eq!(db.get("SELECT ttl_runner('p')"), "2");
+    assert_eq!(db.get("SELECT count(*) FROM p"), "2");
+    assert_eq!(
+        db.get("SELECT string_agg(relid::text, ',') FROM pg_partition_tree('p')"),
+        "p,north,south,north_now,south_now"
+    );
+    assert_eq!(db.get("SELECT to_regclass('south_20_1')"), "");
+    assert_eq!(db.get("SELECT total_partitions_removed FROM ttl_summary"), "2");
+}
+
+#[test]
+fn rows_go_one_by_one_where_somebody_has_a_say_about_them() {
+    let cases = [
+        ("", ", filter => 'id > 0'", "goes by rows: filter"),
+        ("", ", soft_delete_column => 'gone'", "goes by rows: soft_delete_column"),
+        ("CREATE TABLE archive (LIKE p)", ", archive_to => 'archive'", "goes by rows: archive_to"),
+        (
+            "CREATE FUNCTION hook(regclass, jsonb) RETURNS void LANGUAGE sql AS ''",
+            ", on_expire => 'hook(regclass, jsonb)'",
+            "goes by rows: on_expire",
+        ),
+        (
+            "ALTER TABLE p1 ADD PRIMARY KEY (id); CREATE TABLE child (id int CONSTRAINT points REFERENCES p1 ON DELETE CASCADE)",
+            "",
+            "is referenced by foreign key points of table public.child",
+        ),
+        (
+            "CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END';
+             CREATE TRIGGER audit AFTER DELETE ON p FOR EACH ROW EXECUTE FUNCTION audit()",
+            "",
+            "has trigger audit",
+        ),
+        ("CREATE VIEW old AS SELECT * FROM p1", "", "is used by rule _RETURN on view public.old"),
+    ];
+    for (setup, option, reason) in cases {
+        let mut db = with(TABLE);
+        db.run(setup);
+        db.run(&format!("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop'{option})"));
+        let preview =
+            db.get("SELECT plan, array_to_string(blockers, '; ') FROM ttl_preview('p') WHERE relation = 'public.p1'");
+        assert!(preview.starts_with("rows by index|") && preview.contains(reason), "{reason}: {preview}");
+        db.run("SELECT ttl_runner('p')");
+        assert!(db.get(PARTS).starts_with("p1,"), "{reason}");
+        let live = db.get("SELECT count(*) FROM p WHERE gone IS NULL");
+        assert_eq!(live, "1", "{reason}: only what lives is left");
+    }
+}
+
+#[test]
+fn parts_of_another_owner_are_not_dropped() {
+    let mut db = with(TABLE);
+    let (owner, other) = (db.role("owner"), db.role("other"));
+    db.run(&format!("ALTER TABLE p OWNER TO {owner}; ALTER TABLE p1 OWNER TO {other}; ALTER TABLE p2 OWNER TO {owner}; ALTER TABLE p3 OWNER TO {owner}"));
+    db.session(&owner).run(
+        "SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop', index_method => 'none')",
+    );
+    db.run("SELECT ttl_runner('p')");
+    assert_eq!(db.get(PARTS), "p1,p3");
+    assert_eq!(db.get("SELECT count(*) FROM p1"), "10");
+}
+
+#[test]
+fn a_range_that_does_not_say_what_expires_is_not_dropped() {
+    let mut db = with(
+        "SET TimeZone = 'UTC';
+         CREATE TABLE n (at bigint) PARTITION BY RANGE (at);
+         CREATE TABLE n1 PARTITION OF n FOR VALUES FROM (-5) TO (1000);
+         CREATE TABLE n2 PARTITION OF n FOR VALUES FROM (1000) TO (2000);
+         CREATE TABLE n3 PARTITION OF n FOR VALUES FROM (2000) TO (MAXVALUE); INSERT INTO n VALUES (0), (500), (1500), (2500);
+         CREATE TABLE m (at timestamptz, id int) PARTITION BY RANGE (at, id);
+         CREATE TABLE m1 PARTITION OF m FOR VALUES FROM ('2020-01-01', 1) TO ('2020-01-01', 9);
+         CREATE TABLE m2 PARTITION OF m FOR VALUES FROM ('2021-01-01', 1) TO ('2100-01-01', 9); INSERT INTO m VALUES ('2020-01-01', 5);
+         CREATE OPERATOR CLASS backwards FOR TYPE timestamptz USING btree AS
+             OPERATOR 1 >, OPERATOR 2 >=, OPERATOR 3 =, OPERATOR 4 <=, OPERATOR 5 <, FUNCTION 1 upside_down(timestamptz, timestamptz);
+         CREATE TABLE b (at timestamptz) PARTITION BY RANGE (at backwards);
+         CREATE TABLE b1 PARTITION OF b FOR VALUES FROM ('2100-01-01') TO ('2020-01-01');
+         CREATE TABLE b2 PARTITION OF b FOR VALUES FROM ('2020-01-01') TO ('2000-01-01'); INSERT INTO b VALUES (now()), ('2010-01-01')"
+            .replace("CREATE OPERATOR CLASS", "CREATE FUNCTION upside_down(timestamptz, timestamptz) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT -timestamptz_cmp($1, $2)'; CREATE OPERATOR CLASS")
+            .as_str(),
+    );
+    db.run(
+        "SELECT ttl_create_index('n', 'at', 0, unit => 's', partition_action => 'drop'),
+                   ttl_create_index('m', 'at', 60, partition_action => 'drop'),
+                   ttl_create_index('b', 'at', 60, partition_action => 'drop')",
+    );
+    db.run("SELECT ttl_runner()");
+    assert_eq!(db.get("SELECT string_agg(relid::text, ',') FROM pg_partition_tree('n')"), "n,n1,n3", "0 never expires");
+    assert_eq!(db.get("SELECT at FROM n"), "0");
+    assert_eq!(db.get("SELECT count(*) FROM pg_inherits WHERE inhparent = 'm'::regclass"), "2", "two columns");
+    assert_eq!(db.get("SELECT count(*) FROM m"), "0");
+    assert_eq!(db.get("SELECT count(*) FROM pg_inherits WHERE inhparent = 'b'::regclass"), "2", "another order");
+    assert_eq!(db.get("SELECT count(*) FROM b"), "1", "the live one");
+}
+
+#[test]
+fn a_table_without_partitions_has_none_to_drop() {
+    refuses(
+        "CREATE TABLE t (at timestamptz); CREATE TABLE child () INHERITS (t); CREATE TABLE p (at timestamptz) PARTITION BY RANGE (at)",
+        &[
+            ("ttl_create_index('t', 'at', 60, partition_action => 'drop')", "0A000"),
+            ("ttl_create_index('p', 'at', 60, partition_action => 'truncate')", "22023"),
+        ],
+    );
+}
+
+#[test]
+fn a_thousand_partitions_are_looked_through_and_dropped_in_no_time() {
+    let server = server(&["max_locks_per_transaction=512"]);
+    let mut db = database(&server);
+    db.run("SELECT ttl_stop_worker()");
+    db.run(
+        "CREATE TABLE p (at timestamptz) PARTITION BY RANGE (at);
+         DO $$ BEGIN FOR i IN 0..999 LOOP
+             EXECUTE format('CREATE TABLE p%s PARTITION OF p FOR VALUES FROM (%L) TO (%L)', i,
+                            '2020-01-01Z'::timestamptz + i * interval '1 day', '2020-01-01Z'::timestamptz + (i + 1) * interval '1 day');
+         END LOOP; END $$; INSERT INTO p SELECT '2020-01-01Z'::timestamptz + i * interval '1 hour' FROM generate_series(0, 23999) i",
+    );
+    db.run("SELECT ttl_create_index('p', 'at', now() - '2022-01-01Z'::timestamptz, partition_action => 'drop')");
+    let started = Instant::now();
+    assert_eq!(db.get("SELECT count(*), sum((plan = 'drop partition')::int) FROM ttl_preview('p')"), "732|731");
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    db.run("SELECT ttl_start_worker()");
+    db.wait_for("SELECT count(*) FROM pg_inherits", "538");
+    db.wait_for("SELECT state, total_partitions_removed FROM ttl_summary", "active|731");
+    assert_eq!(db.get("SELECT min(at) >= '2022-01-01Z', count(*) BETWEEN 6400 AND 6456 FROM p"), "t|t");
+}

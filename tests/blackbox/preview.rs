@@ -1,0 +1,110 @@
+//! What the next sweep would do.
+
+use crate::sweep::with;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_preview_deletes_nothing_and_names_what_is_in_the_way() {
+    let mut db = with(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, gone boolean);
+         INSERT INTO t SELECT i, '2020-01-01'::timestamptz + i * interval '1 day' FROM generate_series(1, 10) i;
+         CREATE TABLE child (t int CONSTRAINT points_to REFERENCES t);
+         CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+         CREATE TRIGGER keep BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION keep();
+         SELECT ttl_create_index('t', 'at', interval '1 day'); SET TimeZone = 'UTC'",
+    );
+    assert_eq!(
+        db.get(
+            "SELECT schema_name, table_name, column_name, cutoff BETWEEN now() - interval '1 day 1 minute' AND now(), expired_rows,
+                    oldest_value, expired_bytes > 300, plan, blockers FROM ttl_preview('t')"
+        ),
+        "public|t|at|t|10|2020-01-02 00:00:00+00|t|rows by index|{\"foreign key points_to of table public.child\",\"trigger keep\"}"
+    );
+    assert_eq!(db.get("SELECT count(*) FROM t"), "10");
+    let stranger = db.role("stranger");
+    assert_eq!(db.session(&stranger).error("SELECT * FROM ttl_preview('t')").code, "42501");
+    assert_eq!(db.error("SELECT * FROM ttl_preview('t', 'nowhere')").code, "42704");
+    db.run("CREATE TABLE bare (at timestamptz)");
+    assert_eq!(db.get("SELECT count(*) FROM ttl_preview('bare')"), "0");
+    db.run("SET default_transaction_read_only = on");
+    assert_eq!(db.get("SELECT expired_rows FROM ttl_preview('t', 'at')"), "10");
+}
+
+#[test]
+fn a_preview_of_many_rows_is_an_estimate() {
+    let mut db = with(
+        "CREATE TABLE t (at timestamptz); INSERT INTO t SELECT '2020-01-01' FROM generate_series(1, 150000); ANALYZE t;
+         SELECT ttl_create_index('t', 'at', interval '1 day')",
+    );
+    assert_eq!(
+        db.get(
+            "SELECT is_exact, expired_rows BETWEEN 140000 AND 160000, expired_bytes > 4000000 FROM ttl_preview('t')"
+        ),
+        "f|t|t"
+    );
+}
+
+#[test]
+fn a_preview_has_a_row_for_every_relation() {
+    let mut db = with(
+        "CREATE TABLE t (id int, at timestamptz) PARTITION BY LIST (id);
+         CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1); CREATE TABLE t2 PARTITION OF t FOR VALUES IN (2);
+         INSERT INTO t SELECT 1, '2020-01-01' FROM generate_series(1, 30); INSERT INTO t SELECT 1, now() FROM generate_series(1, 10);
+         INSERT INTO t VALUES (2, now())",
+    );
+    db.run("SELECT ttl_create_index('t', 'at', interval '1 day')");
+    let preview = "SELECT table_name, relation, expired_rows, round(share::numeric, 2), plan, is_exact FROM ttl_preview('t') ORDER BY 2";
+    assert_eq!(db.get(preview), "t|public.t1|30|0.75|rows by index|t\nt|public.t2|0|0.00|rows by index|t");
+    db.run("DROP TABLE t1, t2");
+    assert_eq!(db.get(preview), "t|public.t|0||nothing|t");
+}
+
+#[test]
+fn the_duration_is_estimated_by_what_sweeps_took_so_far() {
+    let mut db = with(
+        "CREATE TABLE t (at timestamptz); INSERT INTO t SELECT '2020-01-01' FROM generate_series(1, 100);
+         SELECT ttl_create_index('t', 'at', interval '1 day')",
+    );
+    assert_eq!(db.get("SELECT estimated_duration FROM ttl_preview('t')"), "");
+    db.run("SELECT ttl_runner('t')");
+    db.run("UPDATE ttl_history_log SET finished_at = started_at + interval '10 seconds'");
+    db.run("INSERT INTO t SELECT '2020-01-01' FROM generate_series(1, 50)");
+    assert_eq!(db.get("SELECT estimated_duration FROM ttl_preview('t')"), "00:00:05");
+    db.run("SELECT ttl_alter_index('t', 'at', max_rows_per_second => 1)");
+    assert_eq!(db.get("SELECT estimated_duration FROM ttl_preview('t')"), "00:00:50");
+}
+
+#[test]
+fn a_filter_that_lets_little_go_is_estimated_without_reading_everything() {
+    let mut db = with(
+        "CREATE TABLE t (id int, at timestamptz); CREATE INDEX ON t (at);
+         INSERT INTO t SELECT i, '2020-01-01'::timestamptz + i * interval '1 second' FROM generate_series(1, 400000) i; ANALYZE t;
+         SELECT ttl_create_index('t', 'at', interval '1 day', filter => 'id % 100 = 0')",
+    );
+    assert_eq!(
+        db.get(
+            "SELECT is_exact, expired_rows BETWEEN 3000 AND 5000, share BETWEEN 0.005 AND 0.02 FROM ttl_preview('t')"
+        ),
+        "f|t|t"
+    );
+}
+
+#[test]
+fn a_large_heap_without_an_index_is_sampled() {
+    // Twenty thousand blocks.
+    let mut db = with(
+        "CREATE TABLE t (id int, at text, pad text) WITH (fillfactor = 10); ALTER TABLE t ALTER pad SET STORAGE PLAIN;
+         INSERT INTO t SELECT i, CASE WHEN i % 4 = 0 THEN 'garbage' WHEN i % 4 = 1 THEN '2020-01-01T00:00:00Z' ELSE '2100-01-01T00:00:00Z' END,
+                repeat('x', 3000) FROM generate_series(1, 40000) i;
+         SELECT ttl_create_index('t', 'at', interval '1 day', index_method => 'none')",
+    );
+    let started = Instant::now();
+    assert_eq!(
+        db.get(
+            "SELECT plan, is_exact, expired_rows BETWEEN 7000 AND 13000, unreadable_values BETWEEN 7000 AND 13000,
+                    share BETWEEN 0.2 AND 0.3 FROM ttl_preview('t')"
+        ),
+        "rows by blocks|f|t|t|t"
+    );
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+}

@@ -1,0 +1,140 @@
+//! When a rule is swept: how often, and in which hours.
+
+use crate::bad_input::refuses;
+use crate::worker::{EXPIRED, ROWS, database, server};
+use harness::Database;
+
+const REFILL: &str = "INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 10) i";
+
+/// Waits until the worker has begun another pass, and swept a rule without times of its own in it.
+fn wait_for_a_pass(db: &mut Database) {
+    db.run("INSERT INTO other VALUES ('2020-01-01')");
+    db.wait_for("SELECT count(*) FROM other", "0");
+}
+
+fn with_another_rule(db: &mut Database) {
+    db.run(EXPIRED);
+    db.run("CREATE TABLE other (at timestamptz); SELECT ttl_create_index('other', 'at', 60)");
+}
+
+#[test]
+fn a_rule_rests_for_its_interval_while_others_are_swept() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    with_another_rule(&mut db);
+    db.run("SELECT ttl_create_index('t', 'at', 60, run_every => interval '1 hour')");
+    db.wait_for(ROWS, "0");
+    db.run(REFILL);
+    wait_for_a_pass(&mut db);
+    wait_for_a_pass(&mut db);
+    assert_eq!(db.get(ROWS), "10");
+    assert_eq!(
+        db.get("SELECT run_every, next_run BETWEEN now() + interval '59 minutes' AND now() + interval '61 minutes' FROM ttl_summary WHERE table_name = 't'"),
+        "01:00:00|t"
+    );
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "10", "who asks for a sweep gets it");
+    db.run(REFILL);
+    db.run("SELECT ttl_alter_index('t', 'at', run_every => interval '1 second')");
+    db.wait_for(ROWS, "0");
+}
+
+#[test]
+fn an_interval_can_be_shorter_than_the_naptime() {
+    // The shared server's naptime is a minute.
+    let mut db = Database::new();
+    db.run("CREATE TABLE t (id int, at timestamptz); SELECT ttl_create_index('t', 'at', 60, run_every => interval '1 second')");
+    for _ in 0..3 {
+        db.run(REFILL);
+        db.wait_for(ROWS, "0");
+    }
+}
+
+/// A window by the clock of UTC, from and to so long from now.
+fn window(db: &mut Database, from: &str, to: &str) -> String {
+    db.get(&format!(
+        "SELECT to_char(now() AT TIME ZONE 'UTC' + interval '{from}', 'HH24:MI:SS') || '-'
+             || to_char(now() AT TIME ZONE 'UTC' + interval '{to}', 'HH24:MI:SS') || ' UTC'"
+    ))
+}
+
+#[test]
+fn a_rule_rests_outside_its_window() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    with_another_rule(&mut db);
+    let closed = window(&mut db, "1 hour", "2 hours");
+    db.run(&format!("SELECT ttl_create_index('t', 'at', 60, run_window => '{closed}', time_zone => 'Asia/Tokyo')"));
+    wait_for_a_pass(&mut db);
+    wait_for_a_pass(&mut db);
+    assert_eq!(db.get(ROWS), "1000");
+    assert_eq!(
+        db.get(
+            "SELECT hold, run_window, next_run BETWEEN now() + interval '58 minutes' AND now() + interval '61 minutes'
+                FROM ttl_summary WHERE table_name = 't'"
+        ),
+        format!("run_window|{closed}|t")
+    );
+    let open = window(&mut db, "-1 hour", "1 hour");
+    db.run(&format!("SELECT ttl_alter_index('t', 'at', run_window => '{open}')"));
+    db.wait_for(ROWS, "0");
+    assert_eq!(db.get("SELECT hold FROM ttl_summary WHERE table_name = 't'"), "");
+}
+
+#[test]
+fn a_window_opens_and_closes_by_itself() {
+    let server = server(&["pg_ttl_index.batch_delay=50ms", "pg_ttl_index.naptime=1h"]);
+    let mut db = database(&server);
+    db.run(EXPIRED);
+    let soon = window(&mut db, "2 seconds", "5 seconds");
+    db.run(&format!("SELECT ttl_create_index('t', 'at', 60, 1, run_window => '{soon}')"));
+    assert_eq!(db.get(ROWS), "1000");
+    db.wait_for("SELECT count(*) < 1000 FROM t", "t");
+    db.wait_for("SELECT hold FROM ttl_summary", "run_window");
+    db.wait_for("SELECT status FROM ttl_history", "stopped");
+    let left = db.get(ROWS);
+    assert_ne!(left, "0");
+    db.run("SELECT pg_sleep(1)");
+    assert_eq!(db.get(ROWS), left);
+}
+
+#[test]
+fn windows_go_by_the_clock_on_the_wall() {
+    let mut db = Database::new();
+    db.run("SET TimeZone = 'UTC'");
+    let mut state = |window: &str, zone: &str, at: &str| {
+        db.get(&format!("SELECT is_open, until FROM ttl_run_window('{window}', '{zone}', '{at}')"))
+    };
+    // Its edges, the first included and the last not, across midnight, and by days: 2026-11-16 is a Monday.
+    assert_eq!(state("22:00-06:00", "Europe/Paris", "2026-11-16 20:59:59.9Z"), "f|2026-11-16 21:00:00+00");
+    assert_eq!(state("22:00-06:00", "Europe/Paris", "2026-11-16 21:00:00Z"), "t|2026-11-17 05:00:00+00");
+    assert_eq!(state("22:00-06:00", "Europe/Paris", "2026-11-17 04:59:59Z"), "t|2026-11-17 05:00:00+00");
+    assert_eq!(state("22:00-06:00", "Europe/Paris", "2026-11-17 05:00:00Z"), "f|2026-11-17 21:00:00+00");
+    assert_eq!(state("Mon-Fri 22:00-06:00 UTC", "Asia/Tokyo", "2026-11-21 03:00:00Z"), "t|2026-11-21 06:00:00+00");
+    assert_eq!(state("Mon-Fri 22:00-06:00 UTC", "Asia/Tokyo", "2026-11-22 03:00:00Z"), "f|2026-11-23 22:00:00+00");
+    // In New York clocks are put forward at 2:00 on 8 March 2026, and back at 2:00 on 1 November.
+    let new_york = "America/New_York";
+    assert_eq!(state("02:00-03:00", new_york, "2026-03-08 06:59:59Z"), "f|2026-03-08 07:00:00+00", "1:59:59");
+    assert_eq!(
+        state("02:00-03:00", new_york, "2026-03-08 07:00:00Z"),
+        "f|2026-03-09 06:00:00+00",
+        "3:00, and no 2:00 today"
+    );
+    assert_eq!(state("01:00-05:00", new_york, "2026-03-08 06:30:00Z"), "t|2026-03-08 09:00:00+00", "three hours long");
+    assert_eq!(state("01:00-02:00", new_york, "2026-11-01 05:30:00Z").split('|').next(), Some("t"), "1:30, the first");
+    assert_eq!(state("01:00-02:00", new_york, "2026-11-01 06:30:00Z"), "t|2026-11-01 07:00:00+00", "1:30, the second");
+    assert_eq!(state("01:00-02:00", new_york, "2026-11-01 07:00:00Z").split('|').next(), Some("f"));
+}
+
+#[test]
+fn what_is_no_time_is_refused() {
+    refuses(
+        "CREATE TABLE t (at timestamptz)",
+        &[
+            ("ttl_create_index('t', 'at', 60, run_every => interval '0')", "22023"),
+            ("ttl_create_index('t', 'at', 60, run_every => interval '-1 hour')", "22023"),
+            ("ttl_create_index('t', 'at', 60, run_window => 'at night')", "22023"),
+            ("ttl_create_index('t', 'at', 60, run_window => '22:00-22:00')", "22023"),
+            ("ttl_create_index('t', 'at', 60, run_window => '22:00-06:00 Nowhere/Land')", "22023"),
+        ],
+    );
+}
