@@ -45,3 +45,30 @@ SELECT count(*) AS behind_the_curtain FROM leases;
 RESET pg_ttl_index.hide_expired;
 INSERT INTO leases VALUES ('nightly', 'worker 2', now() + interval '1 minute');
 SELECT job, worker FROM leases;
+
+\echo
+\echo '--- Whole partitions are dropped, the rest goes by rows, and a preview says so ---'
+CREATE TABLE metrics (at timestamptz NOT NULL, value float) PARTITION BY RANGE (at);
+CREATE TABLE metrics_2020 PARTITION OF metrics FOR VALUES FROM ('2020-01-01') TO ('2021-01-01');
+CREATE TABLE metrics_2021 PARTITION OF metrics FOR VALUES FROM ('2021-01-01') TO ('2022-01-01');
+CREATE TABLE metrics_now PARTITION OF metrics FOR VALUES FROM ('2022-01-01') TO ('2100-01-01');
+INSERT INTO metrics SELECT '2020-01-01'::timestamptz + i * interval '2 hours', i FROM generate_series(1, 10000) AS i;
+SELECT ttl_pause('metrics') FROM ttl_create_index('metrics', 'at', interval '30 days', partition_action => 'drop');
+SELECT relation, plan, expired_rows, share, blockers FROM ttl_preview('metrics');
+SELECT ttl_resume('metrics');
+
+\echo
+\echo '--- Rows can move to an archive, by night, at a pace that you allow --------------'
+CREATE TABLE orders (id int PRIMARY KEY, placed_at timestamptz, amount numeric);
+CREATE TABLE old_orders (LIKE orders, archived_at timestamptz DEFAULT now());
+INSERT INTO orders SELECT i, now() - i * interval '1 month', i * 9.9 FROM generate_series(1, 36) AS i;
+SELECT ttl_create_index('orders', 'placed_at', interval '2 years', archive_to => 'old_orders',
+                        run_window => '22:00-06:00 Europe/Paris', max_rows_per_second => 1000);
+SELECT ttl_runner('orders') AS moved_on_request;
+SELECT count(*), min(placed_at)::date AS oldest, sum(amount) FROM old_orders;
+SELECT table_name, cleanup_mode, archive_to, run_window, hold FROM ttl_summary WHERE table_name = 'orders';
+
+\echo
+\echo '--- Meanwhile the worker has dropped the partitions ------------------------------'
+DO $$ BEGIN FOR i IN 1..50 LOOP EXIT WHEN to_regclass('metrics_2021') IS NULL; PERFORM pg_sleep(0.1); END LOOP; END $$;
+SELECT inhrelid::regclass AS partition FROM pg_inherits WHERE inhparent = 'metrics'::regclass;
