@@ -1,6 +1,7 @@
 //! `make bench`: what the extension costs, each row side by side with what it is compared with, in one run on one server.
 
 mod hidden;
+mod partitions;
 mod rows;
 mod sweep;
 
@@ -21,7 +22,13 @@ fn main() {
     setup.run("CREATE EXTENSION pg_ttl_index; SELECT ttl_stop_worker()");
     // All, or those that are named.
     let named: Vec<_> = std::env::args().skip(1).collect();
-    for (name, run) in [("sweep", sweep::run as fn(&Server)), ("rows", rows::run), ("hidden", hidden::run)] {
+    let parts = [
+        ("sweep", sweep::run as fn(&Server)),
+        ("partitions", partitions::run),
+        ("rows", rows::run),
+        ("hidden", hidden::run),
+    ];
+    for (name, run) in parts {
         if named.is_empty() || named.iter().any(|other| other == name) {
             run(&server);
         }
