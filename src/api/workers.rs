@@ -112,7 +112,8 @@ pub fn ttl_run_window(
     at: TimestampWithTimeZone,
 ) -> Result<TableIterator<'static, (name!(is_open, bool), name!(until, TimestampWithTimeZone))>, ErrorReport> {
     let window = Window::parse(run_window).ok();
-    let opening = window.map(|window| schedule::opening(&window, time_zone, at)).transpose()?;
+    // Nor for one in a time zone that is not known any more.
+    let opening = window.and_then(|window| subtransaction(|| schedule::opening(&window, time_zone, at)).ok());
     Ok(TableIterator::new(opening.map(|opening| (opening.is_open, opening.until))))
 }
 

@@ -135,6 +135,16 @@ impl Catalog {
         })
     }
 
+    /// Has a rule know its index, which a worker has made, beyond its name.
+    pub fn bind_index(&self, id: i64) -> Result<(), TtlError> {
+        let sql = format!(
+            "UPDATE {schema}.ttl_binding b SET index_relid = {schema}.ttl_ready_index(b.relid, t.index_name, true)
+             FROM {schema}.ttl_index_table t WHERE t.id = b.rule_id AND t.id = $1",
+            schema = self.schema
+        );
+        self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
+    }
+
     pub fn remove(&self, id: i64) -> Result<(), TtlError> {
         let sql = format!("DELETE FROM {}.ttl_index_table WHERE id = $1", self.schema);
         self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())

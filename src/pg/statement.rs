@@ -15,28 +15,79 @@ unsafe extern "C-unwind" {
     ) -> *mut pg_sys::IndexStmt;
 }
 
-/// Runs a command of PostgreSQL's own, in a background worker, outside a transaction. Waits for a lock, and for a transaction
-/// of somebody else, no longer than `patience`; zero is for ever.
-pub fn run_alone(sql: &str, patience: Duration) -> Result<(), Failure> {
+/// Whether [`run_alone`] can: servers that were built to check themselves do not let restrictions outlive a transaction.
+pub fn can_run_alone() -> bool {
+    // SAFETY: a setting that always exists.
+    unsafe { CStr::from_ptr(pg_sys::GetConfigOption(c"debug_assertions".as_ptr(), false, false)) == c"off" }
+}
+
+/// Runs a command of PostgreSQL's own in a background worker, outside a transaction, as `role` and in a sandbox. Waits for a
+/// lock, and for a transaction of somebody else, no longer than `patience`; zero is for ever.
+pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(), Failure> {
+    let text = CString::new(sql).unwrap_or_default();
     set_lock_timeout(patience);
-    let result = run(sql, |statement| statement);
+    let result = as_role(role, || {
+        in_transactions(|memory| {
+            // SAFETY: in a transaction, with one statement that outlives it.
+            unsafe {
+                let context = pg_sys::MemoryContextSwitchTo(memory);
+                let command = parse(&text);
+                let statement: *mut pg_sys::PlannedStmt = pg_sys::palloc0(size_of::<pg_sys::PlannedStmt>()).cast();
+                (*statement).type_ = pg_sys::NodeTag::T_PlannedStmt;
+                (*statement).commandType = pg_sys::CmdType::CMD_UTILITY;
+                (*statement).canSetTag = true;
+                (*statement).utilityStmt = command;
+                (*statement).stmt_len = text.as_bytes().len() as i32;
+                let mut statements = PgList::new();
+                statements.push(statement);
+                pg_sys::MemoryContextSwitchTo(context);
+                run_in_portal(&text, pg_sys::CreateCommandTag(command), statements.into_pg());
+            }
+        })
+    });
     set_lock_timeout(Duration::ZERO);
     result
 }
 
-/// Runs `CREATE INDEX CONCURRENTLY` on a table, as [`run_alone`] would and without an end to its patience. Reading its
-/// expressions may run code of the table's owner, and is done as such; building the index, PostgreSQL does that itself.
+/// Runs `CREATE INDEX CONCURRENTLY` on a relation, whatever its name means by then, in a background worker, outside a
+/// transaction, and without an end to its patience.
+///
+/// Reading the expressions may run code of the owner, and is done as such; while it builds, PostgreSQL becomes the owner by
+/// itself. In between, as the worker, it does nothing but look into the catalogs.
 pub fn create_index_alone(sql: &str, relid: pg_sys::Oid, owner: pg_sys::Oid) -> Result<(), Failure> {
     let text = CString::new(sql).unwrap_or_default();
-    run(sql, |statement| {
-        identity::sandboxed_as(owner, || {
-            // SAFETY: the statement is one about an index; the lock, which the command takes anyway, goes with the
-            // transaction.
-            unsafe {
-                pg_sys::LockRelationOid(relid, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
-                pg_sys::ffi::pg_guard_ffi_boundary(|| transformIndexStmt(relid, statement.cast(), text.as_ptr())).cast()
+    in_transactions(|memory| {
+        // SAFETY: in a transaction; the statement is one about an index. It is read for the relation that it is made on, which
+        // stays locked. What PostgreSQL needs of it beyond the transaction is in memory of ours.
+        unsafe {
+            let context = pg_sys::MemoryContextSwitchTo(memory);
+            pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+            pg_sys::LockRelationOid(relid, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
+            let parsed = parse(&text).cast();
+            let statement = identity::sandboxed_as(owner, || {
+                pg_sys::ffi::pg_guard_ffi_boundary(|| transformIndexStmt(relid, parsed, text.as_ptr()))
+            });
+            pg_sys::MemoryContextSwitchTo(context);
+            let (none, is_alter, check_rights, check_use, skip, quiet) =
+                (pg_sys::InvalidOid, false, true, true, false, false);
+            pg_sys::DefineIndex(
+                relid,
+                statement,
+                none,
+                none,
+                none,
+                #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+                -1,
+                is_alter,
+                check_rights,
+                check_use,
+                skip,
+                quiet,
+            );
+            if pg_sys::ActiveSnapshotSet() {
+                pg_sys::PopActiveSnapshot();
             }
-        })
+        }
     })
 }
 
@@ -47,32 +98,29 @@ fn set_lock_timeout(patience: Duration) {
     unsafe { pg_sys::SetConfigOption(c"lock_timeout".as_ptr(), millis.as_ptr(), context, source) };
 }
 
-/// Parses one command, has it prepared, and runs it.
-fn run(sql: &str, prepare: impl FnOnce(*mut pg_sys::Node) -> *mut pg_sys::Node) -> Result<(), Failure> {
-    let text = CString::new(sql).unwrap_or_default();
-    // What is parsed has to outlive the transaction it is parsed in.
+/// Runs `work` as a role and in a sandbox, through all its transactions. The search path is that of a worker.
+fn as_role<T>(role: pg_sys::Oid, work: impl FnOnce() -> T) -> T {
+    let (mut worker, mut context) = (pg_sys::InvalidOid, 0);
+    // SAFETY: plain reads and writes of backend-local state; work catches all errors.
+    unsafe {
+        pg_sys::GetUserIdAndSecContext(&mut worker, &mut context);
+        pg_sys::SetUserIdAndSecContext(role, context | pg_sys::SECURITY_RESTRICTED_OPERATION as i32);
+        let result = work();
+        pg_sys::SetUserIdAndSecContext(worker, context);
+        result
+    }
+}
+
+/// Begins a transaction, runs `work`, which may end it and begin others, and ends the last. It gets memory that outlives them.
+fn in_transactions(work: impl FnOnce(pg_sys::MemoryContext)) -> Result<(), Failure> {
+    // Outside a transaction this is a part of the memory that stays.
     let memory = PgMemoryContexts::new("command of pg_ttl_index");
-    // SAFETY: the protocol of a background worker; the command ends the transaction it was begun in and begins others, the
-    // last of which is ended here. An error anywhere ends in the abort below.
+    // SAFETY: the protocol of a background worker; an error anywhere ends in the abort below.
     unsafe {
         pg_sys::SetCurrentStatementStartTimestamp();
         pg_sys::StartTransactionCommand();
         let result = catch(|| {
-            pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-            let context = pg_sys::MemoryContextSwitchTo(memory.value());
-            let parsed = PgList::<pg_sys::RawStmt>::from_pg(pg_sys::pg_parse_query(text.as_ptr()));
-            let command = parsed.get_ptr(0).map_or(std::ptr::null_mut(), |raw| prepare((*raw).stmt));
-            let statement: *mut pg_sys::PlannedStmt = pg_sys::palloc0(size_of::<pg_sys::PlannedStmt>()).cast();
-            (*statement).type_ = pg_sys::NodeTag::T_PlannedStmt;
-            (*statement).commandType = pg_sys::CmdType::CMD_UTILITY;
-            (*statement).canSetTag = true;
-            (*statement).utilityStmt = command;
-            (*statement).stmt_len = text.as_bytes().len() as i32;
-            let mut statements = PgList::new();
-            statements.push(statement);
-            pg_sys::MemoryContextSwitchTo(context);
-            pg_sys::PopActiveSnapshot();
-            run_in_portal(&text, pg_sys::CreateCommandTag(command), statements.into_pg());
+            work(memory.value());
             pg_sys::CommitTransactionCommand();
             Ok(())
         });
@@ -81,6 +129,18 @@ fn run(sql: &str, prepare: impl FnOnce(*mut pg_sys::Node) -> *mut pg_sys::Node) 
         }
         pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
         result
+    }
+}
+
+/// The first command of a text.
+///
+/// # Safety
+/// In a transaction; the result lives in the current memory context.
+unsafe fn parse(text: &CStr) -> *mut pg_sys::Node {
+    // SAFETY: a C string; a syntax error is an ordinary error.
+    unsafe {
+        let parsed = PgList::<pg_sys::RawStmt>::from_pg(pg_sys::pg_parse_query(text.as_ptr()));
+        parsed.get_ptr(0).map_or(std::ptr::null_mut(), |raw| (*raw).stmt)
     }
 }
 

@@ -2,7 +2,7 @@
 //! worker of its own, because it waits for the transactions of others.
 
 use super::{in_sandbox, leaf, scan};
-use crate::catalog::Rule;
+use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::pg::expression::{self, Purpose};
 use crate::pg::index;
@@ -24,15 +24,19 @@ struct Target {
 
 /// Makes the index, if it is not there. A partitioned table has that of every partition made first, so that its own takes
 /// no time.
-pub fn run(rule: &Rule) -> Result<(), Failure> {
+pub fn run(catalog: &Catalog, rule: &Rule) -> Result<(), Failure> {
     let Some(name) = &rule.pending_index else { return Ok(()) };
     let scope = Scope::Transaction;
     let definition = scope.attempt(|| in_sandbox(rule, || Ok(definition(rule))))?;
     for target in scope.attempt(|| in_sandbox(rule, || targets(rule, name)))? {
         match target.existing(rule)? {
             Some((_, true)) => continue,
+            Some((leftover, false)) if statement::can_run_alone() => {
+                statement::run_alone(&format!("DROP INDEX CONCURRENTLY {leftover}"), rule.owner, Duration::ZERO)?;
+            }
             Some((leftover, false)) => {
-                statement::run_alone(&format!("DROP INDEX CONCURRENTLY {leftover}"), Duration::ZERO)?;
+                let drop = format!("DROP INDEX {leftover}");
+                scope.attempt(|| in_sandbox(rule, || spi::execute(&drop, &[])))?;
             }
             None => {}
         }
@@ -44,7 +48,7 @@ pub fn run(rule: &Rule) -> Result<(), Failure> {
         let create = format!("CREATE INDEX {} ON {} {definition}", quote_identifier(name), rule.table);
         scope.attempt(|| in_sandbox(rule, || spi::execute(&create, &[])))?;
     }
-    Ok(())
+    scope.attempt(|| catalog.bind_index(rule.id))
 }
 
 /// What stands behind the table's name.

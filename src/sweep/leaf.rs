@@ -158,7 +158,11 @@ pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
     for (leaf, obstacle, part, is_pending) in found {
         match (part, obstacle) {
             // It is not the table's any more.
-            (Some(pending), _) if is_pending => leaves.pending.push(pending),
+            (Some(pending), _) if is_pending => {
+                if !leaves.pending.contains(&pending) {
+                    leaves.pending.push(pending);
+                }
+            }
             (part, Some(obstacle)) => {
                 leaves.skipped.push((leaf, obstacle));
                 part.into_iter().for_each(|part| find_part(&mut parts, part, None));
@@ -167,7 +171,6 @@ pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
             (None, None) => leaves.sweepable.push_back(leaf),
         }
     }
-    leaves.pending.dedup();
     leaves.sort_out(rule, parts, cutoff)?;
     Ok(leaves)
 }

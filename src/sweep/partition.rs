@@ -45,7 +45,9 @@ impl Part {
     /// Drops or detaches the partition. `cutoff` is that of the sweep.
     pub fn remove(mut self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Removal, Failure> {
         // That has transactions of its own, which only a worker can have.
-        let is_concurrent = rule.options.partition_action == PartitionAction::Detach && scope == Scope::Transaction;
+        let is_concurrent = rule.options.partition_action == PartitionAction::Detach
+            && scope == Scope::Transaction
+            && statement::can_run_alone();
         let removed = if is_concurrent {
             self.detach(rule, catalog, cutoff)
         } else {
@@ -91,7 +93,7 @@ impl Part {
         match judged {
             (Verdict::Go, parent, false) => {
                 let detach = format!("ALTER TABLE {parent} DETACH PARTITION {} CONCURRENTLY", self.name);
-                statement::run_alone(&detach, guc::lock_timeout())?;
+                statement::run_alone(&detach, rule.owner, guc::lock_timeout())?;
                 scope.attempt(|| self.record(rule, catalog))?;
                 Ok(Verdict::Go)
             }

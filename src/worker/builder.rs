@@ -38,7 +38,7 @@ pub extern "C-unwind" fn pg_ttl_index_builder_main(argument: pg_sys::Datum) {
     let mut sound = rules.into_iter().filter_map(|(rule, _)| rule.ok());
     let Some(rule) = sound.find(|rule| Some(rule.id) == rule_id) else { return };
     process::report_activity(Some(&format!("making the index for {rule}")));
-    match build::run(&rule) {
+    match build::run(&catalog, &rule) {
         // The rule can be swept by it at once.
         Ok(()) => board::wake(),
         Err(failure) => {

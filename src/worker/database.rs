@@ -6,7 +6,7 @@ use crate::catalog::{Broken, Catalog, Rule, Trigger};
 use crate::guc;
 use crate::pg::board::{self, Role};
 use crate::pg::process;
-use crate::pg::transaction::{Failure, Scope};
+use crate::pg::transaction::{Failure, Scope, subtransaction};
 use crate::rule::Ttl;
 use crate::sweep::{Step, Sweep, pace, record_failure};
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BackgroundWorkerStatus, DynamicBackgroundWorker};
@@ -82,8 +82,10 @@ pub fn load_rules() -> Result<(Catalog, Vec<Loaded>), Failure> {
         let catalog = Catalog::open()?;
         let mut loaded = Vec::new();
         for rule in catalog.rules_for_workers()? {
-            let opening = rule.as_ref().ok().map_or(Ok(None), schedule::opening_of)?;
-            loaded.push((rule, opening));
+            loaded.push(match rule {
+                Ok(rule) => with_opening(rule),
+                Err(broken) => (Err(broken), None),
+            });
         }
         Ok((catalog, loaded))
     })
@@ -91,14 +93,29 @@ pub fn load_rules() -> Result<(Catalog, Vec<Loaded>), Failure> {
 
 type Loaded = (Result<Rule, Broken>, Option<Opening>);
 
+/// A rule with the state of its window. A time zone that is not known any more is the rule's own problem.
+fn with_opening(rule: Rule) -> Loaded {
+    if rule.options.run_window.is_none() {
+        return (Ok(rule), None);
+    }
+    match subtransaction(|| schedule::opening_of(&rule)) {
+        Ok(opening) => (Ok(rule), opening),
+        Err(failure) => {
+            let is_known = rule.last_error.as_deref() == Some(&failure.to_string());
+            let Rule { id: rule_id, version, is_due, .. } = rule;
+            (Err(Broken { rule_id, version, failure, is_due, is_known }), None)
+        }
+    }
+}
+
 #[derive(Default)]
 struct Worker {
     /// Rules whose turn is yet to come, in order.
     queue: VecDeque<Job>,
     /// Rules that a helper has taken over.
     helpers: HashMap<i64, DynamicBackgroundWorker>,
-    /// The one that makes an index.
-    builder: Option<DynamicBackgroundWorker>,
+    /// Rules whose index is being made.
+    builders: HashMap<i64, DynamicBackgroundWorker>,
     /// When the last pass over all rules began.
     loaded: Option<Instant>,
     /// When a rule with times of its own wants to be looked at before the next pass.
@@ -149,7 +166,7 @@ impl Worker {
         }
         self.early = None;
         self.helpers.retain(|_, helper| !has_ended(helper));
-        self.builder = self.builder.take().filter(|builder| !has_ended(builder));
+        self.builders.retain(|_, builder| !has_ended(builder));
         let (catalog, rules) = match load_rules() {
             Ok(loaded) => loaded,
             Err(failure) => {
@@ -164,8 +181,8 @@ impl Worker {
             }
             match rule {
                 Ok(rule) => {
-                    if rule.pending_index.is_some() && rule.is_due && self.builder.is_none() {
-                        self.builder = builder::start(id);
+                    if rule.pending_index.is_some() && rule.is_due {
+                        self.start_builder(id);
                     }
                     if self.is_time_for(&rule, opening, is_pass) {
                         let closes_at = opening.map(|opening| opening.until);
@@ -242,13 +259,20 @@ impl Worker {
 
     /// Ends what is under way. Helpers see for themselves that they are not wanted; a builder may be waiting for others.
     fn leave(&mut self) {
-        if let Some(builder) = self.builder.take() {
+        for (_, builder) in self.builders.drain() {
             builder.terminate();
         }
         for job in self.queue.drain(..) {
             if let Work::Begun(sweep) = job.work {
                 finish(*sweep, &Ok(Step::Outdated));
             }
+        }
+    }
+
+    /// Some at a time, beside the workers that sweep: they spend most of their time waiting.
+    fn start_builder(&mut self, rule_id: i64) {
+        if self.builders.len() < guc::max_workers() && !self.builders.contains_key(&rule_id) {
+            self.builders.extend(builder::start(rule_id).map(|builder| (rule_id, builder)));
         }
     }
 

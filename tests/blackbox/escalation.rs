@@ -153,6 +153,26 @@ fn what_a_worker_reads_and_runs_to_make_an_index() {
 }
 
 #[test]
+fn what_a_worker_reads_to_drop_and_detach_partitions() {
+    for action in ["drop", "detach"] {
+        let mut trap = Trap::set();
+        // Constraints are simplified, and with them calls with constant arguments, to see whether another is needed.
+        trap.db.session(&trap.owner).run(&format!(
+            "CREATE TABLE p (at timestamptz) PARTITION BY RANGE (at);
+             CREATE TABLE p1 PARTITION OF p FOR VALUES FROM ('2020-01-01') TO ('2021-01-01');
+             CREATE TABLE p2 PARTITION OF p FOR VALUES FROM ('2021-01-01') TO ('2100-01-01');
+             ALTER TABLE p1 ADD CHECK (trap_value('2020-01-01') = 1), ADD CHECK (trap_value(at) = 1);
+             SELECT ttl_create_index('p', 'at', 60, partition_action => '{action}')"
+        ));
+        trap.db.run("TRUNCATE seen");
+        trap.db.run("SELECT ttl_start_worker()");
+        trap.db.wait_for("SELECT total_partitions_removed, last_error FROM ttl_summary", "1|");
+        let seen = format!("SELECT DISTINCT how, replace(who, '{}', 'owner') FROM seen ORDER BY 1, 2", trap.owner);
+        assert_eq!(trap.db.get(&seen), if action == "detach" { "index|owner" } else { "" });
+    }
+}
+
+#[test]
 fn filters_and_expressions_when_somebody_looks_at_a_row() {
     let mut trap = Trap::set();
     let (owner, reader) = (trap.owner.clone(), trap.db.role("reader"));

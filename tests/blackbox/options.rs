@@ -1,6 +1,7 @@
 //! Every option: where it is seen, how it is changed and put back.
 
 use crate::sweep::with;
+use crate::worker::{database, server};
 
 const SETUP: &str = "CREATE TABLE p (id int, at timestamptz, gone timestamptz, n bigint) PARTITION BY RANGE (at);
     CREATE TABLE p1 PARTITION OF p DEFAULT; CREATE TABLE archive (LIKE p);
@@ -92,4 +93,17 @@ fn the_catalog_refuses_what_the_functions_refuse() {
     db.run("UPDATE ttl_index_table SET run_window = 'whenever'");
     db.run("SELECT ttl_runner()");
     assert_eq!(db.get("SELECT state, left(last_error, 5) FROM ttl_summary"), "error|22023");
+}
+
+#[test]
+fn a_window_in_a_zone_that_is_gone_stops_its_rule_and_no_other() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    db.run("CREATE TABLE t (at timestamptz); CREATE TABLE u (at timestamptz); INSERT INTO u VALUES ('2020-01-01')");
+    db.run(
+        "SELECT ttl_create_index('t', 'at', 60); UPDATE ttl_index_table SET run_window = '00:00-24:00 Nowhere/Land'",
+    );
+    db.wait_for("SELECT state, left(last_error, 5) FROM ttl_summary", "error|22023");
+    db.run("SELECT ttl_create_index('u', 'at', 60)");
+    db.wait_for("SELECT count(*) FROM u", "0");
 }
