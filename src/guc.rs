@@ -2,7 +2,7 @@
 
 use crate::pg::planner;
 use crate::pg::setting::{self, Quantity};
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_guard};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 use std::ffi::{CStr, CString};
 use std::time::Duration;
 
@@ -34,20 +34,12 @@ static MAX_REPLICA_LAG: GucSetting<Option<CString>> = GucSetting::<Option<CStrin
 static HIDE_EXPIRED: GucSetting<bool> = GucSetting::<bool>::new(true);
 
 pub fn init() {
-    // SAFETY: the hook has the type that PostgreSQL asks for.
-    unsafe {
-        GucRegistry::define_bool_guc_with_hooks(
-            c"pg_ttl_index.hide_expired",
-            c"Hides expired rows of tables whose rules say so.",
-            c"Only the owner of a table and superusers see its hidden rows when this is off.",
-            &HIDE_EXPIRED,
-            GucContext::Userset,
-            GucFlags::default(),
-            None,
-            Some(forget_plans),
-            None,
-        );
-    }
+    planner::define_setting(
+        c"pg_ttl_index.hide_expired",
+        c"Hides expired rows of tables whose rules say so.",
+        c"Only the owner of a table and superusers see its hidden rows when this is off.",
+        &HIDE_EXPIRED,
+    );
     GucRegistry::define_bool_guc(
         c"pg_ttl_index.enabled",
         c"Lets workers remove expired rows.",
@@ -194,12 +186,6 @@ pub fn max_replica_lag() -> Option<ReplicaLag> {
         Quantity::Kilobytes(amount) => Some(ReplicaLag::Bytes(i64::from(amount) * 1024)),
         Quantity::Milliseconds(time) => Some(ReplicaLag::Time(Duration::from_millis(time.unsigned_abs().into()))),
     }
-}
-
-/// Plans that were made under the other value hide too much or too little.
-#[pg_guard]
-unsafe extern "C-unwind" fn forget_plans(_value: bool, _extra: *mut std::ffi::c_void) {
-    planner::forget_plans();
 }
 
 pub fn shows_expired() -> bool {

@@ -6,9 +6,6 @@ use pgrx::datum::{AnyNumeric, TimestampWithTimeZone, Uuid};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
-/// PostgreSQL counts microseconds from 2000.
-const EPOCH: i64 = 946_684_800_000_000;
-
 /// The instant that an RFC 3339 timestamp stands for; NULL for any other text.
 #[pg_extern(name = "ttl_instant", immutable, strict, parallel_safe)]
 pub fn ttl_instant_of_text(value: &str) -> Option<TimestampWithTimeZone> {
@@ -45,7 +42,7 @@ pub fn ttl_instant_of_ulid(value: Uuid, unit: &str) -> Result<Option<TimestampWi
 /// The instant as an RFC 3339 timestamp in UTC.
 #[pg_extern(immutable, strict, parallel_safe)]
 pub fn ttl_rfc3339(value: TimestampWithTimeZone) -> Result<String, ErrorReport> {
-    let written = i64::from(value).checked_add(EPOCH).and_then(instant::to_rfc3339);
+    let written = i64::from(value).checked_add(instant::POSTGRES_EPOCH).and_then(instant::to_rfc3339);
     Ok(written.ok_or(TtlError::from(Invalid::Year))?)
 }
 
@@ -54,5 +51,5 @@ fn counted_in(unit: &str) -> Result<Unit, TtlError> {
 }
 
 fn timestamp(micros: Option<i64>) -> Option<TimestampWithTimeZone> {
-    TimestampWithTimeZone::try_from(micros? - EPOCH).ok()
+    TimestampWithTimeZone::try_from(micros? - instant::POSTGRES_EPOCH).ok()
 }

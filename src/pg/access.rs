@@ -1,5 +1,6 @@
 //! Locks, and the state of the session that a call finds.
 
+use crate::rule::instant::POSTGRES_EPOCH;
 use pgrx::pg_sys;
 use std::ffi::{CStr, CString};
 
@@ -48,7 +49,7 @@ pub fn in_binary_upgrade() -> bool {
 /// The present, in microseconds since 1970.
 pub fn unix_micros() -> i64 {
     let from_2000 = i64::from(pgrx::datum::datetime_support::clock_timestamp());
-    from_2000 + 946_684_800_000_000
+    from_2000 + POSTGRES_EPOCH
 }
 
 /// The role whose rights are in force.

@@ -1,10 +1,11 @@
 //! Expressions over the row of one table: checked, printed in canonical form, followed through renames.
 
 use super::identity::{with_pinned_search_path, with_settings};
+use super::trust::is_harmless;
 use crate::error::TtlError;
 use pgrx::pg_sys::panic::CaughtError;
-use pgrx::{PgTryBuilder, pg_guard, pg_sys};
-use std::ffi::{CStr, CString, c_void};
+use pgrx::{PgTryBuilder, pg_sys};
+use std::ffi::{CStr, CString};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::ptr;
@@ -243,88 +244,6 @@ unsafe fn is_star(node: *mut pg_sys::Node) -> bool {
                 .first()
                 .is_some_and(|field| (*field.ptr_value.cast::<pg_sys::Node>()).type_ == pg_sys::NodeTag::T_A_Star)
     }
-}
-
-/// Whether an expression can run in anybody's query: it calls nothing but functions of PostgreSQL's own, immutable and of
-/// types of its own, and ours. Others may call code of users: by a type, by a name in a text, by a cast that is to come.
-pub(super) fn is_harmless(node: *mut pg_sys::Node) -> bool {
-    // SAFETY: `node` is an analyzed expression.
-    unsafe { !may_harm(node, ptr::null_mut()) }
-}
-
-#[pg_guard]
-unsafe extern "C-unwind" fn may_harm(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
-    // SAFETY: `node` is null or part of an analyzed expression.
-    unsafe {
-        if node.is_null() {
-            return false;
-        }
-        let is_known = matches!(
-            (*node).type_,
-            pg_sys::NodeTag::T_Var
-                | pg_sys::NodeTag::T_Const
-                | pg_sys::NodeTag::T_OpExpr
-                | pg_sys::NodeTag::T_FuncExpr
-                | pg_sys::NodeTag::T_ScalarArrayOpExpr
-                | pg_sys::NodeTag::T_DistinctExpr
-                | pg_sys::NodeTag::T_NullIfExpr
-                | pg_sys::NodeTag::T_BoolExpr
-                | pg_sys::NodeTag::T_NullTest
-                | pg_sys::NodeTag::T_BooleanTest
-                | pg_sys::NodeTag::T_RelabelType
-                | pg_sys::NodeTag::T_CoerceViaIO
-                | pg_sys::NodeTag::T_CoalesceExpr
-                | pg_sys::NodeTag::T_MinMaxExpr
-                | pg_sys::NodeTag::T_CaseExpr
-                | pg_sys::NodeTag::T_CaseWhen
-                | pg_sys::NodeTag::T_CaseTestExpr
-                | pg_sys::NodeTag::T_ArrayExpr
-                | pg_sys::NodeTag::T_List
-        );
-        // A column may be of a domain: its checks are over when it is read.
-        let has_type = !matches!((*node).type_, pg_sys::NodeTag::T_List | pg_sys::NodeTag::T_CaseWhen);
-        let is_of_postgres = !has_type || is_own_type(pg_sys::getBaseType(pg_sys::exprType(node)));
-        !is_known
-            || !is_of_postgres
-            || pg_sys::check_functions_in_node(node, Some(function_may_harm), state)
-            || pg_sys::expression_tree_walker(node, Some(may_harm), state)
-    }
-}
-
-/// Stable ones that our own conditions are made of.
-const HARMLESS: [&CStr; 3] = [c"statement_timestamp", c"timestamptz_mi_interval", c"extract"];
-
-#[pg_guard]
-unsafe extern "C-unwind" fn function_may_harm(function: pg_sys::Oid, _state: *mut c_void) -> bool {
-    // SAFETY: the tuple is valid until it is released.
-    unsafe {
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::PROCOID as i32, pg_sys::Datum::from(function));
-        if tuple.is_null() {
-            return true;
-        }
-        let form = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_proc>();
-        let name = CStr::from_ptr(form.proname.data.as_ptr());
-        let arguments = form.proargtypes.values.as_slice(form.pronargs as usize);
-        let is_own = function.to_u32() < pg_sys::FirstNormalObjectId
-            && arguments.iter().chain([&form.prorettype]).all(|type_oid| is_own_type(*type_oid))
-            && (form.provolatile == pg_sys::PROVOLATILE_IMMUTABLE as std::ffi::c_char || HARMLESS.contains(&name));
-        // Only superusers make functions in C.
-        let is_ours = form.prolang.to_u32() == C_LANGUAGE && name == c"ttl_instant";
-        pg_sys::ReleaseSysCache(tuple);
-        !is_own && !is_ours
-    }
-}
-
-/// `pg_language.oid` of C, the same in every database.
-const C_LANGUAGE: u32 = 13;
-
-/// A type that came with PostgreSQL, and is what it is: neither polymorphic nor made of others.
-unsafe fn is_own_type(type_oid: pg_sys::Oid) -> bool {
-    // SAFETY: looks into the type cache.
-    let kind = unsafe { pg_sys::get_typtype(type_oid) };
-    // What a value is read from and written to is no type, but belongs to each.
-    type_oid == pg_sys::CSTRINGOID
-        || (type_oid.to_u32() < pg_sys::FirstNormalObjectId && kind == pg_sys::TYPTYPE_BASE as std::ffi::c_char)
 }
 
 fn attnums(node: *mut pg_sys::Node) -> Vec<i16> {

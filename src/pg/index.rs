@@ -46,31 +46,30 @@ pub fn serving(wanted: &Wanted<'_>) -> Result<Option<pg_sys::Oid>, TtlError> {
 
 /// `idx_ttl_{table}_{name}`, shortened as PostgreSQL does it for the names it chooses.
 pub fn usual_name(table: &str, name: &str) -> String {
-    let table = CString::new(format!("idx_ttl_{table}")).unwrap_or_default();
-    let suffix = CString::new(name).unwrap_or_default();
-    // SAFETY: all are C strings; the result is a palloc'd one.
-    unsafe {
-        let name = pg_sys::makeObjectName(table.as_ptr(), suffix.as_ptr(), ptr::null());
-        CStr::from_ptr(name).to_string_lossy().into_owned()
-    }
+    name_with(table, name, None)
 }
 
 /// The same, numbered where it is taken.
 pub fn free_name(namespace: pg_sys::Oid, table: &str, name: &str) -> String {
-    let table = CString::new(format!("idx_ttl_{table}")).unwrap_or_default();
-    let suffix = CString::new(name).unwrap_or_default();
-    let labels = std::iter::once(None).chain((1..).map(|number: u32| CString::new(number.to_string()).ok()));
-    for label in labels {
-        let label = label.as_ref().map_or(ptr::null(), |label| label.as_ptr());
-        // SAFETY: all are C strings; the result is a palloc'd one.
-        unsafe {
-            let name = pg_sys::makeObjectName(table.as_ptr(), suffix.as_ptr(), label);
-            if pg_sys::get_relname_relid(name, namespace) == pg_sys::InvalidOid {
-                return CStr::from_ptr(name).to_string_lossy().into_owned();
-            }
-        }
+    let numbers = std::iter::once(None).chain((1..).map(Some));
+    let mut names = numbers.map(|number: Option<u32>| name_with(table, name, number));
+    let is_free = |name: &String| {
+        let name = CString::new(name.as_str()).unwrap_or_default();
+        // SAFETY: looks into the catalog caches.
+        unsafe { pg_sys::get_relname_relid(name.as_ptr(), namespace) == pg_sys::InvalidOid }
+    };
+    names.find(is_free).unwrap_or_default()
+}
+
+fn name_with(table: &str, name: &str, number: Option<u32>) -> String {
+    let text = |text: String| CString::new(text).unwrap_or_default();
+    let (table, name) = (text(format!("idx_ttl_{table}")), text(name.to_owned()));
+    let number = number.map(|number| text(number.to_string()));
+    let label = number.as_ref().map_or(ptr::null(), |number| number.as_ptr());
+    // SAFETY: all are C strings; the result is a palloc'd one.
+    unsafe {
+        CStr::from_ptr(pg_sys::makeObjectName(table.as_ptr(), name.as_ptr(), label)).to_string_lossy().into_owned()
     }
-    unreachable!("the labels do not end")
 }
 
 struct Index(pg_sys::Relation);

@@ -9,7 +9,11 @@ use std::iter::Peekable;
 use std::slice::Iter;
 
 /// A prepared statement that keeps the plan it got when it was made, whatever its parameters.
-pub struct Plan(pg_sys::SPIPlanPtr, bool);
+pub struct Plan {
+    statement: pg_sys::SPIPlanPtr,
+    /// Whether it is one of the engine's, which sees what is hidden.
+    is_engine: bool,
+}
 
 /// A row's place in its table.
 pub type Tid = pg_sys::ItemPointerData;
@@ -62,7 +66,8 @@ impl Plan {
                 let count = parameters.len() as i32;
                 let plan = pg_sys::SPI_prepare_cursor(sql.as_ptr(), count, parameters.as_mut_ptr(), options);
                 pg_sys::SPI_keepplan(plan);
-                let kept = Self(plan, sql.to_bytes().starts_with(planner::MARK.as_bytes()));
+                let is_engine = sql.to_bytes().starts_with(planner::MARK.as_bytes());
+                let kept = Self { statement: plan, is_engine };
                 kept.make();
                 kept
             }
@@ -74,10 +79,10 @@ impl Plan {
     /// # Safety
     /// There is an SPI connection.
     unsafe fn make(&self) {
-        planner::planning(if self.1 { planner::MARK } else { "" }, || {
+        planner::planning(if self.is_engine { planner::MARK } else { "" }, || {
             // SAFETY: as promised by the caller; the plan that is pinned is released at once.
             unsafe {
-                let plan = pg_sys::SPI_plan_get_cached_plan(self.0);
+                let plan = pg_sys::SPI_plan_get_cached_plan(self.statement);
                 if !plan.is_null() {
                     pg_sys::ReleaseCachedPlan(plan, pg_sys::CurrentResourceOwner);
                 }
@@ -161,10 +166,10 @@ impl Plan {
             // SAFETY: within an SPI connection; the statement was planned for as many arguments of these types. A result
             // has at least one column.
             unsafe {
-                if self.1 {
+                if self.is_engine {
                     self.make();
                 }
-                pg_sys::SPI_execute_plan(self.0, arguments.as_mut_ptr(), std::ptr::null(), false, 0);
+                pg_sys::SPI_execute_plan(self.statement, arguments.as_mut_ptr(), std::ptr::null(), false, 0);
                 let (count, table) = (pg_sys::SPI_processed as usize, pg_sys::SPI_tuptable);
                 if table.is_null() || count == 0 {
                     return (count, None);
@@ -183,7 +188,7 @@ impl Plan {
             // SAFETY: within an SPI connection; the statement was planned for as many arguments of these types. A result
             // has at least one column.
             unsafe {
-                pg_sys::SPI_execute_plan(self.0, arguments.as_mut_ptr(), std::ptr::null(), true, 1);
+                pg_sys::SPI_execute_plan(self.statement, arguments.as_mut_ptr(), std::ptr::null(), true, 1);
                 if pg_sys::SPI_processed == 0 {
                     return None;
                 }
@@ -212,7 +217,7 @@ impl Plan {
         };
         // SAFETY: as promised by the caller; a parameter list has room for as many as it was made for.
         unsafe {
-            if self.1 {
+            if self.is_engine {
                 self.make();
             }
             let params = pg_sys::makeParamList(values.len() as i32);
@@ -221,7 +226,7 @@ impl Plan {
             }
             let tcount = limit as u64;
             let options = pg_sys::SPIExecuteOptions { params, tcount, dest, ..pg_sys::SPIExecuteOptions::default() };
-            pg_sys::SPI_execute_plan_extended(self.0, &options);
+            pg_sys::SPI_execute_plan_extended(self.statement, &options);
         }
     }
 }
@@ -230,7 +235,7 @@ impl Drop for Plan {
     /// Also while unwinding: a kept plan outlives the transaction, so its abort does not free it.
     fn drop(&mut self) {
         // SAFETY: kept by us and not used any more; needs neither a connection nor a transaction.
-        unsafe { pg_sys::SPI_freeplan(self.0) };
+        unsafe { pg_sys::SPI_freeplan(self.statement) };
     }
 }
 

@@ -1,9 +1,11 @@
 //! Adds conditions to the tables of a query before it is planned, as row-level security does.
 
-use super::expression::{Purpose, Relation, analyze, elements, is_harmless};
+use super::expression::{Purpose, Relation, analyze, elements};
+use super::trust::{is_harmless, query_may_tell};
 use crate::error::TtlError;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -103,8 +105,33 @@ pub fn install(decide: Decide, is_concerned: IsConcerned) {
     }
 }
 
-/// Has plans that were made before be made anew.
-pub fn forget_plans() {
+/// Defines a setting that decides what queries see.
+pub fn define_setting(
+    name: &'static CStr,
+    about: &'static CStr,
+    more: &'static CStr,
+    setting: &'static GucSetting<bool>,
+) {
+    let (context, flags) = (GucContext::Userset, GucFlags::default());
+    // SAFETY: the hook has the type that PostgreSQL asks for.
+    unsafe {
+        GucRegistry::define_bool_guc_with_hooks(
+            name,
+            about,
+            more,
+            setting,
+            context,
+            flags,
+            None,
+            Some(forget_plans),
+            None,
+        );
+    }
+}
+
+/// Plans that were made under the other value hide too much or too little.
+#[pg_guard]
+unsafe extern "C-unwind" fn forget_plans(_value: bool, _extra: *mut c_void) {
     // SAFETY: marks the cached plans of this process.
     unsafe { pg_sys::ResetPlanCache() };
 }
@@ -363,101 +390,6 @@ unsafe fn wrap(node: *mut pg_sys::Node, conditions: &[(i32, Rc<Condition>)]) -> 
             }
             _ => node,
         }
-    }
-}
-
-/// Whether a query has conditions that may call something that tells of rows, or may come to have them: those of outer
-/// queries are pushed into subqueries, whose expressions they then contain.
-///
-/// # Safety
-/// `query` is valid.
-unsafe fn query_may_tell(query: *mut pg_sys::Query, is_top: bool) -> bool {
-    // SAFETY: as promised by the caller; the casts follow the kind of the entry or the node's tag.
-    unsafe {
-        let state = ptr::null_mut();
-        may_tell((*query).jointree.cast(), state)
-            || may_tell((*query).havingQual, state)
-            || (!is_top
-                && elements((*query).targetList)
-                    .iter()
-                    .any(|cell| may_tell((*cell.ptr_value.cast::<pg_sys::TargetEntry>()).expr.cast(), state)))
-            || elements((*query).rtable).iter().any(|cell| {
-                let entry = &*cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
-                entry.rtekind == pg_sys::RTEKind::RTE_SUBQUERY
-                    && !entry.subquery.is_null()
-                    && query_may_tell(entry.subquery, false)
-            })
-            || elements((*query).cteList).iter().any(|cell| {
-                let query = (*cell.ptr_value.cast::<pg_sys::CommonTableExpr>()).ctequery;
-                (*query).type_ != pg_sys::NodeTag::T_Query || query_may_tell(query.cast(), false)
-            })
-            || (is_top && (*query).hasSubLinks)
-    }
-}
-
-/// Whether an expression or join tree may call something that tells of rows.
-#[pg_guard]
-unsafe extern "C-unwind" fn may_tell(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
-    // SAFETY: the casts follow the node's tag.
-    unsafe {
-        if node.is_null() {
-            return false;
-        }
-        let tells = match (*node).type_ {
-            pg_sys::NodeTag::T_OpExpr => operator_may_tell((*node.cast::<pg_sys::OpExpr>()).opno),
-            pg_sys::NodeTag::T_ScalarArrayOpExpr => operator_may_tell((*node.cast::<pg_sys::ScalarArrayOpExpr>()).opno),
-            pg_sys::NodeTag::T_FromExpr
-            | pg_sys::NodeTag::T_JoinExpr
-            | pg_sys::NodeTag::T_RangeTblRef
-            | pg_sys::NodeTag::T_List
-            | pg_sys::NodeTag::T_BoolExpr
-            | pg_sys::NodeTag::T_NullTest
-            | pg_sys::NodeTag::T_BooleanTest
-            | pg_sys::NodeTag::T_RelabelType
-            | pg_sys::NodeTag::T_ArrayExpr
-            | pg_sys::NodeTag::T_Var
-            | pg_sys::NodeTag::T_Const
-            | pg_sys::NodeTag::T_Param
-            | pg_sys::NodeTag::T_CurrentOfExpr => false,
-            pg_sys::NodeTag::T_SubLink => true,
-            // What is not given anything of a row cannot tell of it.
-            _ if !has_vars(node, ptr::null_mut()) => return false,
-            _ => true,
-        };
-        tells || pg_sys::expression_tree_walker(node, Some(may_tell), state)
-    }
-}
-
-/// Whether an expression is about rows, of this query or of one around it.
-#[pg_guard]
-unsafe extern "C-unwind" fn has_vars(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
-    // SAFETY: `node` is null or part of an analyzed expression.
-    unsafe {
-        !node.is_null()
-            && ((*node).type_ == pg_sys::NodeTag::T_Var || pg_sys::expression_tree_walker(node, Some(has_vars), state))
-    }
-}
-
-/// `LIKE`, of text and bpchar, for which indexes on text are used too.
-const LIKE: [u32; 2] = [1209, 1211];
-
-/// # Safety
-/// Within a transaction.
-unsafe fn operator_may_tell(operator: Oid) -> bool {
-    // SAFETY: looks into the catalog caches.
-    unsafe {
-        let came_with_postgres = operator.to_u32() < pg_sys::FirstNormalObjectId;
-        if came_with_postgres && LIKE.contains(&operator.to_u32())
-            || pg_sys::get_func_leakproof(pg_sys::get_opcode(operator))
-        {
-            return false;
-        }
-        let key = pg_sys::Datum::from(operator);
-        let none = pg_sys::Datum::null();
-        let families = pg_sys::SearchSysCacheList(pg_sys::SysCacheIdentifier::AMOPOPID as i32, 1, key, none, none);
-        let is_for_indexes = (*families).n_members > 0;
-        pg_sys::ReleaseCatCacheList(families);
-        !(came_with_postgres && is_for_indexes)
     }
 }
 

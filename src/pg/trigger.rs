@@ -1,8 +1,6 @@
 //! A row that is being written, as a trigger sees it.
 
 use crate::error::TtlError;
-use pgrx::PgLogLevel;
-use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::ffi::{CStr, CString};
 
@@ -28,10 +26,7 @@ pub fn answer(call: pg_sys::FunctionCallInfo, work: fn(&Change<'_>) -> Result<Da
     let change = unsafe { Change::of(call) };
     match change.ok_or(TtlError::NotOurTrigger).and_then(|change| work(&change)) {
         Ok(row) => row,
-        Err(error) => {
-            ErrorReport::from(error).report(PgLogLevel::ERROR);
-            unreachable!("an error ends the call")
-        }
+        Err(error) => error.raise(),
     }
 }
 

@@ -122,10 +122,10 @@ impl Expiry {
     /// not end too early.
     pub fn value_to_end(&self, instant: &str) -> Option<String> {
         if self.ttl.is_of_fixed_length() {
-            return self.stored(&self.ttl.before(instant, &self.zone));
+            return self.value_to_begin(&self.ttl.before(instant, &self.zone));
         }
         let zone = &self.zone;
-        let stored = self.stored("chosen")?;
+        let stored = self.value_to_begin("chosen")?;
         let midnight_after = |instant: &str| {
             let midnight = format!("pg_catalog.date_trunc('day'::text, {instant} AT TIME ZONE {zone})");
             format!("({} AT TIME ZONE {zone})", operation(&midnight, "+", "interval '1 day'"))
@@ -151,10 +151,6 @@ impl Expiry {
 
     /// The value of a row whose time begins at `instant`.
     pub fn value_to_begin(&self, instant: &str) -> Option<String> {
-        self.stored(instant)
-    }
-
-    fn stored(&self, instant: &str) -> Option<String> {
         self.source.stored(instant, &self.zone, &self.functions, self.precision)
     }
 

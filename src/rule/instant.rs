@@ -7,6 +7,9 @@ use super::Unit;
 
 /// Reads a timestamp as RFC 3339 defines it, whole and exact: `2026-11-16T05:00:00.25+01:00`.
 ///
+/// What PostgreSQL counts microseconds from, the year 2000, in microseconds since 1970.
+pub const POSTGRES_EPOCH: i64 = 946_684_800_000_000;
+
 /// A leap second is allowed where one can be, at the end of a month in UTC, and is the second after it.
 pub fn of_rfc3339(text: &str) -> Option<i64> {
     let mut rest = text.as_bytes();

@@ -13,6 +13,7 @@ pub mod manual;
 pub mod pace;
 mod partition;
 pub mod preview;
+mod sandbox;
 mod scan;
 mod statement;
 
@@ -24,20 +25,17 @@ use crate::pg::board::{self, Hold, Progress};
 use crate::pg::plan::Tid;
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{identity, process, spi};
-use crate::rule::PartitionAction;
 use batch::{Done, Remover};
 use leaf::{Leaf, Leaves};
 use pace::Pace;
-use partition::{Part, Removal};
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::datum::datetime_support::clock_timestamp;
-use pgrx::pg_sys::Oid;
+pub use sandbox::is_under_way_in;
+use sandbox::{UnderWay, in_sandbox, lock_timeout};
 use scan::Scan;
 use statement::Statements;
-use std::cell::Cell;
 use std::collections::VecDeque;
-use std::ffi::CString;
 use std::time::Duration;
 
 /// What a sweep has done so far.
@@ -227,45 +225,6 @@ impl Sweep {
         self.trigger == Trigger::Worker && self.rule.pending_index.is_some() && scan.is_long()
     }
 
-    /// The next partition that is only half detached, if that is what the rule does.
-    fn pending(&mut self) -> Option<(Oid, Oid)> {
-        let detaches = self.rule.options.partition_action == PartitionAction::Detach;
-        self.leaves.pending.pop().filter(|_| detaches)
-    }
-
-    fn finalize(&mut self, pending: (Oid, Oid)) -> Result<Step, Failure> {
-        match self.scope.attempt(|| partition::finalize(&self.rule, &self.catalog, pending)) {
-            Ok(()) => self.tally.partitions += 1,
-            Err(failure) => self.put_off(failure)?,
-        }
-        Ok(Step::Removed(0))
-    }
-
-    /// Leaves what somebody has locked for the next sweep, and goes on with the rest. A table can have one partition that is
-    /// half detached, so others have to wait for that one.
-    fn put_off(&mut self, failure: Failure) -> Result<(), Failure> {
-        if failure.code != PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE {
-            return Err(failure);
-        }
-        if self.rule.options.partition_action == PartitionAction::Detach {
-            self.leaves.whole.clear();
-        }
-        self.late = Some(failure);
-        Ok(())
-    }
-
-    /// Has a partition go as a whole.
-    fn remove_part(&mut self, part: Part) -> Result<Step, Failure> {
-        match part.remove(&self.rule, &self.catalog, self.scope, &self.cutoff) {
-            Ok(Removal::Done) => self.tally.partitions += 1,
-            Ok(Removal::ByRows(part)) => self.leaves.sweepable.extend(part.leaves),
-            Ok(Removal::Later(part)) => self.leaves.whole.push_back(part),
-            Ok(Removal::Ended(step)) => return Ok(step),
-            Err(failure) => self.put_off(failure)?,
-        }
-        Ok(Step::Removed(0))
-    }
-
     fn remove(&mut self, limit: usize) -> Result<Step, Failure> {
         let Some(work) = &mut self.work else { return Ok(Step::Finished) };
         let size = batch_size(&self.rule).min(Pace::batch_limit(&self.rule)).min(limit).min(work.found.len());
@@ -356,32 +315,6 @@ impl Sweep {
     }
 }
 
-thread_local! {
-    static UNDER_WAY: Cell<Option<Oid>> = const { Cell::new(None) };
-}
-
-/// Whether what happens to the rows of a relation now is a sweep's doing.
-pub fn is_under_way_in(relid: Oid) -> bool {
-    UNDER_WAY.get() == Some(relid)
-}
-
-/// True to its name while it is there, also when it goes because of an error. Triggers may begin another.
-struct UnderWay {
-    outer: Option<Oid>,
-}
-
-impl UnderWay {
-    fn begin(relid: Oid) -> Self {
-        Self { outer: UNDER_WAY.replace(Some(relid)) }
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        UNDER_WAY.set(self.outer);
-    }
-}
-
 /// Whether the rule is not the one that was loaded any more.
 fn has_changed(catalog: &Catalog, rule: &Rule, scope: Scope) -> Result<bool, Failure> {
     scope.attempt(|| catalog.has_changed(rule))
@@ -423,11 +356,6 @@ fn record(catalog: &Catalog, outcome: &Outcome<'_>) -> Result<(), TtlError> {
     identity::with_settings(&[(c"lock_timeout", &lock_timeout())], || catalog.record_outcome(outcome))
 }
 
-/// As PostgreSQL's setting of the name takes it.
-fn lock_timeout() -> CString {
-    CString::new(guc::lock_timeout().as_millis().to_string()).unwrap_or_default()
-}
-
 /// Looks at a leaf before anything is done to it. `None` if it has changed.
 fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf) -> Result<Option<Work>, TtlError> {
     in_sandbox(rule, || {
@@ -437,25 +365,6 @@ fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf) -> Result<Option<Work>, Ttl
         let scan = Scan::begin(rule, &leaf, statements.clone())?;
         Ok(Some(Work { leaf, archive, scan, statements, remover: None, found: VecDeque::new() }))
     })
-}
-
-/// Runs `work` as the table's owner, under settings that no database or role can have changed.
-fn in_sandbox<T>(rule: &Rule, work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, TtlError> {
-    let time_zone = CString::new(rule.options.time_zone.as_str()).unwrap_or_default();
-    let lock_timeout = lock_timeout();
-    let settings = [
-        (c"TimeZone", time_zone.as_c_str()),
-        (c"DateStyle", c"ISO, YMD"),
-        (c"IntervalStyle", c"postgres"),
-        (c"lock_timeout", lock_timeout.as_c_str()),
-        (c"session_replication_role", c"origin"),
-        (c"row_security", c"on"),
-        (c"enable_indexscan", c"on"),
-        (c"enable_tidscan", c"on"),
-        (c"max_parallel_workers_per_gather", c"0"),
-        (c"jit", c"off"),
-    ];
-    identity::sandboxed_as(rule.owner, || identity::with_settings(&settings, work))
 }
 
 fn batch_size(rule: &Rule) -> usize {

@@ -1,7 +1,7 @@
 //! Partitions of which every row has expired: they go as a whole, if nobody has anything to say about their rows.
 
 use super::leaf::Leaf;
-use super::{Step, audience, in_sandbox};
+use super::{Step, Sweep, audience, in_sandbox};
 use crate::catalog::{Catalog, Claim, Rule};
 use crate::error::TtlError;
 use crate::guc;
@@ -138,6 +138,47 @@ impl Part {
     }
 }
 
+impl Sweep {
+    /// The next partition that is only half detached, if that is what the rule does.
+    pub(super) fn pending(&mut self) -> Option<(Oid, Oid)> {
+        let detaches = self.rule.options.partition_action == PartitionAction::Detach;
+        self.leaves.pending.pop().filter(|_| detaches)
+    }
+
+    pub(super) fn finalize(&mut self, pending: (Oid, Oid)) -> Result<Step, Failure> {
+        match self.scope.attempt(|| finalize(&self.rule, &self.catalog, pending)) {
+            Ok(()) => self.tally.partitions += 1,
+            Err(failure) => self.put_off(failure)?,
+        }
+        Ok(Step::Removed(0))
+    }
+
+    /// Leaves what somebody has locked for the next sweep, and goes on with the rest. A table can have one partition that is
+    /// half detached, so others have to wait for that one.
+    fn put_off(&mut self, failure: Failure) -> Result<(), Failure> {
+        if failure.code != PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE {
+            return Err(failure);
+        }
+        if self.rule.options.partition_action == PartitionAction::Detach {
+            self.leaves.whole.clear();
+        }
+        self.late = Some(failure);
+        Ok(())
+    }
+
+    /// Has a partition go as a whole.
+    pub(super) fn remove_part(&mut self, part: Part) -> Result<Step, Failure> {
+        match part.remove(&self.rule, &self.catalog, self.scope, &self.cutoff) {
+            Ok(Removal::Done) => self.tally.partitions += 1,
+            Ok(Removal::ByRows(part)) => self.leaves.sweepable.extend(part.leaves),
+            Ok(Removal::Later(part)) => self.leaves.whole.push_back(part),
+            Ok(Removal::Ended(step)) => return Ok(step),
+            Err(failure) => self.put_off(failure)?,
+        }
+        Ok(Step::Removed(0))
+    }
+}
+
 enum Verdict {
     Go,
     ByRows,
@@ -145,7 +186,7 @@ enum Verdict {
 }
 
 /// Ends the detaching that somebody, an earlier sweep as a rule, was interrupted in.
-pub fn finalize(rule: &Rule, catalog: &Catalog, (relid, parent): (Oid, Oid)) -> Result<(), TtlError> {
+fn finalize(rule: &Rule, catalog: &Catalog, (relid, parent): (Oid, Oid)) -> Result<(), TtlError> {
     let (Some(name), Some(parent)) = (Regclass(relid).qualified_name(), Regclass(parent).qualified_name()) else {
         return Ok(());
     };

@@ -3,6 +3,7 @@
 mod archive;
 mod bad_input;
 mod build;
+mod curtain;
 mod docs;
 mod dump;
 mod escalation;
@@ -22,8 +23,10 @@ mod preview;
 mod purge;
 mod races;
 mod registration;
+mod room;
 mod rows;
 mod schedule;
 mod sources;
 mod sweep;
+mod touch;
 mod worker;

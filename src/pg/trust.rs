@@ -1,0 +1,184 @@
+//! What an expression or a query calls: whether it can run as anybody, and whether it may tell of rows.
+
+use super::expression::elements;
+use pgrx::pg_sys::{self, Oid};
+use pgrx::prelude::*;
+use std::ffi::{CStr, c_void};
+use std::ptr;
+
+/// Whether an expression can run in anybody's query: it calls nothing but functions of PostgreSQL's own, immutable and of
+/// types of its own, and ours. Others may call code of users: by a type, by a name in a text, by a cast that is to come.
+pub fn is_harmless(node: *mut pg_sys::Node) -> bool {
+    // SAFETY: `node` is an analyzed expression.
+    unsafe { !may_harm(node, ptr::null_mut()) }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn may_harm(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
+    // SAFETY: `node` is null or part of an analyzed expression.
+    unsafe {
+        if node.is_null() {
+            return false;
+        }
+        let is_known = matches!(
+            (*node).type_,
+            pg_sys::NodeTag::T_Var
+                | pg_sys::NodeTag::T_Const
+                | pg_sys::NodeTag::T_OpExpr
+                | pg_sys::NodeTag::T_FuncExpr
+                | pg_sys::NodeTag::T_ScalarArrayOpExpr
+                | pg_sys::NodeTag::T_DistinctExpr
+                | pg_sys::NodeTag::T_NullIfExpr
+                | pg_sys::NodeTag::T_BoolExpr
+                | pg_sys::NodeTag::T_NullTest
+                | pg_sys::NodeTag::T_BooleanTest
+                | pg_sys::NodeTag::T_RelabelType
+                | pg_sys::NodeTag::T_CoerceViaIO
+                | pg_sys::NodeTag::T_CoalesceExpr
+                | pg_sys::NodeTag::T_MinMaxExpr
+                | pg_sys::NodeTag::T_CaseExpr
+                | pg_sys::NodeTag::T_CaseWhen
+                | pg_sys::NodeTag::T_CaseTestExpr
+                | pg_sys::NodeTag::T_ArrayExpr
+                | pg_sys::NodeTag::T_List
+        );
+        // A column may be of a domain: its checks are over when it is read.
+        let has_type = !matches!((*node).type_, pg_sys::NodeTag::T_List | pg_sys::NodeTag::T_CaseWhen);
+        let is_of_postgres = !has_type || is_own_type(pg_sys::getBaseType(pg_sys::exprType(node)));
+        !is_known
+            || !is_of_postgres
+            || pg_sys::check_functions_in_node(node, Some(function_may_harm), state)
+            || pg_sys::expression_tree_walker(node, Some(may_harm), state)
+    }
+}
+
+/// Stable ones that our own conditions are made of.
+const HARMLESS: [&CStr; 3] = [c"statement_timestamp", c"timestamptz_mi_interval", c"extract"];
+
+#[pg_guard]
+unsafe extern "C-unwind" fn function_may_harm(function: pg_sys::Oid, _state: *mut c_void) -> bool {
+    // SAFETY: the tuple is valid until it is released.
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::PROCOID as i32, pg_sys::Datum::from(function));
+        if tuple.is_null() {
+            return true;
+        }
+        let form = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_proc>();
+        let name = CStr::from_ptr(form.proname.data.as_ptr());
+        let arguments = form.proargtypes.values.as_slice(form.pronargs as usize);
+        let is_own = function.to_u32() < pg_sys::FirstNormalObjectId
+            && arguments.iter().chain([&form.prorettype]).all(|type_oid| is_own_type(*type_oid))
+            && (form.provolatile == pg_sys::PROVOLATILE_IMMUTABLE as std::ffi::c_char || HARMLESS.contains(&name));
+        // Only superusers make functions in C.
+        let is_ours = form.prolang.to_u32() == C_LANGUAGE && name == c"ttl_instant";
+        pg_sys::ReleaseSysCache(tuple);
+        !is_own && !is_ours
+    }
+}
+
+/// `pg_language.oid` of C, the same in every database.
+const C_LANGUAGE: u32 = 13;
+
+/// A type that came with PostgreSQL, and is what it is: neither polymorphic nor made of others.
+unsafe fn is_own_type(type_oid: pg_sys::Oid) -> bool {
+    // SAFETY: looks into the type cache.
+    let kind = unsafe { pg_sys::get_typtype(type_oid) };
+    // What a value is read from and written to is no type, but belongs to each.
+    type_oid == pg_sys::CSTRINGOID
+        || (type_oid.to_u32() < pg_sys::FirstNormalObjectId && kind == pg_sys::TYPTYPE_BASE as std::ffi::c_char)
+}
+
+/// Whether a query has conditions that may call something that tells of rows, or may come to have them: those of outer
+/// queries are pushed into subqueries, whose expressions they then contain.
+///
+/// # Safety
+/// `query` is valid.
+pub unsafe fn query_may_tell(query: *mut pg_sys::Query, is_top: bool) -> bool {
+    // SAFETY: as promised by the caller; the casts follow the kind of the entry or the node's tag.
+    unsafe {
+        let state = ptr::null_mut();
+        may_tell((*query).jointree.cast(), state)
+            || may_tell((*query).havingQual, state)
+            || (!is_top
+                && elements((*query).targetList)
+                    .iter()
+                    .any(|cell| may_tell((*cell.ptr_value.cast::<pg_sys::TargetEntry>()).expr.cast(), state)))
+            || elements((*query).rtable).iter().any(|cell| {
+                let entry = &*cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
+                entry.rtekind == pg_sys::RTEKind::RTE_SUBQUERY
+                    && !entry.subquery.is_null()
+                    && query_may_tell(entry.subquery, false)
+            })
+            || elements((*query).cteList).iter().any(|cell| {
+                let query = (*cell.ptr_value.cast::<pg_sys::CommonTableExpr>()).ctequery;
+                (*query).type_ != pg_sys::NodeTag::T_Query || query_may_tell(query.cast(), false)
+            })
+            || (is_top && (*query).hasSubLinks)
+    }
+}
+
+/// Whether an expression or join tree may call something that tells of rows.
+#[pg_guard]
+unsafe extern "C-unwind" fn may_tell(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
+    // SAFETY: the casts follow the node's tag.
+    unsafe {
+        if node.is_null() {
+            return false;
+        }
+        let tells = match (*node).type_ {
+            pg_sys::NodeTag::T_OpExpr => operator_may_tell((*node.cast::<pg_sys::OpExpr>()).opno),
+            pg_sys::NodeTag::T_ScalarArrayOpExpr => operator_may_tell((*node.cast::<pg_sys::ScalarArrayOpExpr>()).opno),
+            pg_sys::NodeTag::T_FromExpr
+            | pg_sys::NodeTag::T_JoinExpr
+            | pg_sys::NodeTag::T_RangeTblRef
+            | pg_sys::NodeTag::T_List
+            | pg_sys::NodeTag::T_BoolExpr
+            | pg_sys::NodeTag::T_NullTest
+            | pg_sys::NodeTag::T_BooleanTest
+            | pg_sys::NodeTag::T_RelabelType
+            | pg_sys::NodeTag::T_ArrayExpr
+            | pg_sys::NodeTag::T_Var
+            | pg_sys::NodeTag::T_Const
+            | pg_sys::NodeTag::T_Param
+            | pg_sys::NodeTag::T_CurrentOfExpr => false,
+            pg_sys::NodeTag::T_SubLink => true,
+            // What is not given anything of a row cannot tell of it.
+            _ if !has_vars(node, ptr::null_mut()) => return false,
+            _ => true,
+        };
+        tells || pg_sys::expression_tree_walker(node, Some(may_tell), state)
+    }
+}
+
+/// Whether an expression is about rows, of this query or of one around it.
+#[pg_guard]
+unsafe extern "C-unwind" fn has_vars(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
+    // SAFETY: `node` is null or part of an analyzed expression.
+    unsafe {
+        !node.is_null()
+            && ((*node).type_ == pg_sys::NodeTag::T_Var || pg_sys::expression_tree_walker(node, Some(has_vars), state))
+    }
+}
+
+/// `LIKE`, of text and bpchar, for which indexes on text are used too.
+const LIKE: [u32; 2] = [1209, 1211];
+
+/// # Safety
+/// Within a transaction.
+unsafe fn operator_may_tell(operator: Oid) -> bool {
+    // SAFETY: looks into the catalog caches.
+    unsafe {
+        let came_with_postgres = operator.to_u32() < pg_sys::FirstNormalObjectId;
+        if came_with_postgres && LIKE.contains(&operator.to_u32())
+            || pg_sys::get_func_leakproof(pg_sys::get_opcode(operator))
+        {
+            return false;
+        }
+        let key = pg_sys::Datum::from(operator);
+        let none = pg_sys::Datum::null();
+        let families = pg_sys::SearchSysCacheList(pg_sys::SysCacheIdentifier::AMOPOPID as i32, 1, key, none, none);
+        let is_for_indexes = (*families).n_members > 0;
+        pg_sys::ReleaseCatCacheList(families);
+        !(came_with_postgres && is_for_indexes)
+    }
+}

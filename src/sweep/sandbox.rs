@@ -1,0 +1,59 @@
+//! What a sweep runs in: the rights of the table's owner, and settings of its own.
+
+use crate::catalog::Rule;
+use crate::error::TtlError;
+use crate::guc;
+use crate::pg::identity;
+use pgrx::pg_sys::Oid;
+use std::cell::Cell;
+use std::ffi::CString;
+
+/// Runs `work` as the table's owner, under settings that no database or role can have changed.
+pub fn in_sandbox<T>(rule: &Rule, work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, TtlError> {
+    let time_zone = CString::new(rule.options.time_zone.as_str()).unwrap_or_default();
+    let lock_timeout = lock_timeout();
+    let settings = [
+        (c"TimeZone", time_zone.as_c_str()),
+        (c"DateStyle", c"ISO, YMD"),
+        (c"IntervalStyle", c"postgres"),
+        (c"lock_timeout", lock_timeout.as_c_str()),
+        (c"session_replication_role", c"origin"),
+        (c"row_security", c"on"),
+        (c"enable_indexscan", c"on"),
+        (c"enable_tidscan", c"on"),
+        (c"max_parallel_workers_per_gather", c"0"),
+        (c"jit", c"off"),
+    ];
+    identity::sandboxed_as(rule.owner, || identity::with_settings(&settings, work))
+}
+
+/// As PostgreSQL's setting of the name takes it.
+pub fn lock_timeout() -> CString {
+    CString::new(guc::lock_timeout().as_millis().to_string()).unwrap_or_default()
+}
+
+thread_local! {
+    static UNDER_WAY: Cell<Option<Oid>> = const { Cell::new(None) };
+}
+
+/// Whether what happens to the rows of a relation now is a sweep's doing.
+pub fn is_under_way_in(relid: Oid) -> bool {
+    UNDER_WAY.get() == Some(relid)
+}
+
+/// True to its name while it is there, also when it goes because of an error. Triggers may begin another.
+pub struct UnderWay {
+    outer: Option<Oid>,
+}
+
+impl UnderWay {
+    pub fn begin(relid: Oid) -> Self {
+        Self { outer: UNDER_WAY.replace(Some(relid)) }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        UNDER_WAY.set(self.outer);
+    }
+}

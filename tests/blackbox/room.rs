@@ -1,0 +1,107 @@
+//! A hidden row is not in the way of a new one with its key.
+
+use crate::sweep::with;
+use harness::run;
+
+#[test]
+fn a_new_row_takes_the_key_of_a_hidden_one() {
+    let mut db = with(
+        "CREATE TABLE t (id int PRIMARY KEY, a text, b int, at timestamptz DEFAULT now(), on_list boolean, UNIQUE (a, b));
+         CREATE UNIQUE INDEX ON t (lower(a)) WHERE on_list;
+         INSERT INTO t VALUES (1, 'A', 1, '2020-01-01', NULL), (2, 'B', 1, '2020-01-01', true), (3, 'C', 1, '2020-01-01', NULL), (4, 'D', 1, now(), NULL);
+         SELECT ttl_create_index('t', 'at', 60, hide_expired => true)",
+    );
+    db.run("INSERT INTO t VALUES (1, 'x', 1), (10, 'C', 1); INSERT INTO t VALUES (11, 'b', 5, now(), true)");
+    assert_eq!(db.get("SELECT string_agg(id::text, ',' ORDER BY id) FROM t"), "1,4,10,11");
+    db.run("SET pg_ttl_index.hide_expired = off");
+    assert_eq!(db.get("SELECT string_agg(id::text, ',' ORDER BY id) FROM t"), "1,4,10,11", "they are gone for good");
+    db.run("RESET pg_ttl_index.hide_expired; INSERT INTO t VALUES (20, 'E', 1, '2020-01-01')");
+    db.run("BEGIN; INSERT INTO t VALUES (20, 'F', 1); ROLLBACK");
+    assert_eq!(
+        db.get("SET pg_ttl_index.hide_expired = off; SELECT a FROM t WHERE id = 20; RESET pg_ttl_index.hide_expired"),
+        "E"
+    );
+    assert_eq!(db.error("INSERT INTO t VALUES (4, 'G', 1)").code, "23505");
+    run(db.server.client_program("psql").args([
+        "-d",
+        &db.name,
+        "-c",
+        "COPY t (id, a) FROM PROGRAM 'printf \"20\\tH\\n\"'",
+    ]));
+    assert_eq!(db.get("SELECT a FROM t WHERE id = 20"), "H");
+}
+
+#[test]
+fn keys_that_cannot_be_made_room_for_are_refused_as_ever() {
+    // A softly deleted row stays in the table.
+    let mut db = with(
+        "CREATE TABLE soft (id int PRIMARY KEY, at timestamptz, gone boolean); INSERT INTO soft VALUES (1, '2020-01-01');
+         CREATE TABLE parent (id int PRIMARY KEY, at timestamptz); INSERT INTO parent VALUES (1, '2020-01-01');
+         CREATE TABLE child (parent int REFERENCES parent); INSERT INTO child VALUES (1);
+         CREATE TABLE span (during int4range, at timestamptz, EXCLUDE USING gist (during WITH &&)); INSERT INTO span VALUES ('[1,5]', '2020-01-01');
+         SELECT ttl_create_index('soft', 'at', 60, soft_delete_column => 'gone', hide_expired => true),
+                ttl_create_index('parent', 'at', 60, hide_expired => true), ttl_create_index('span', 'at', 60, hide_expired => true)",
+    );
+    assert_eq!(
+        db.get("SELECT (SELECT count(*) FROM soft) + (SELECT count(*) FROM parent) + (SELECT count(*) FROM span)"),
+        "0"
+    );
+    assert_eq!(db.error("INSERT INTO soft VALUES (1, now())").code, "23505");
+    assert_eq!(db.error("INSERT INTO parent VALUES (1, now())").code, "23503");
+    assert_eq!(db.error("INSERT INTO span VALUES ('[3,7]', now())").code, "23P01");
+}
+
+#[test]
+fn foreign_keys_are_about_physical_rows() {
+    let mut db = with(
+        "CREATE TABLE parent (id int PRIMARY KEY, at timestamptz); INSERT INTO parent VALUES (1, '2020-01-01'), (2, now());
+         CREATE TABLE child (id int, parent int REFERENCES parent ON DELETE CASCADE, at timestamptz);
+         SELECT ttl_create_index('parent', 'at', 60, hide_expired => true), ttl_create_index('child', 'at', 60, hide_expired => true);
+         INSERT INTO child VALUES (1, 1, now()), (2, 2, '2020-01-01'), (3, 2, now())",
+    );
+    db.run("ALTER TABLE child ADD CONSTRAINT again FOREIGN KEY (parent) REFERENCES parent; ALTER TABLE child DROP CONSTRAINT again");
+    db.run("DELETE FROM parent WHERE id = 2; SET pg_ttl_index.hide_expired = off");
+    assert_eq!(db.get("SELECT string_agg(id::text, ',') FROM child"), "1", "hidden children went with it");
+}
+
+#[test]
+fn room_is_made_in_the_tables_of_the_rule_alone() {
+    let mut db = with("");
+    let (owner, other) = (db.role("owner"), db.role("other"));
+    db.session(&owner).run(&format!(
+        "CREATE TABLE victim (id int PRIMARY KEY, at timestamptz, v text); INSERT INTO victim VALUES (1, '2020-01-01', 'theirs');
+         GRANT INSERT, TRIGGER ON victim TO {other}"
+    ));
+    let mut session = db.session(&other);
+    session.run("CREATE TABLE own (id int PRIMARY KEY, at timestamptz, v text); SELECT ttl_create_index('own', 'at', 60, hide_expired => true)");
+    let id = session.get("SELECT id FROM ttl_index_table");
+    session.run(&format!(
+        "CREATE TRIGGER stolen BEFORE INSERT ON victim FOR EACH ROW EXECUTE FUNCTION ttl_make_room('{id}')"
+    ));
+    assert_eq!(session.error("INSERT INTO victim VALUES (1, now(), 'mine')").code, "23505");
+    assert_eq!(db.get("SELECT v FROM victim"), "theirs");
+}
+
+#[test]
+fn a_hidden_row_in_the_way_is_neither_shown_nor_changed() {
+    let mut db = with(
+        "CREATE TABLE soft (id int PRIMARY KEY, at timestamptz, v text, gone boolean); INSERT INTO soft VALUES (1, '2020-01-01', 'dead');
+         SELECT ttl_create_index('soft', 'at', 60, soft_delete_column => 'gone', hide_expired => true);
+         CREATE TABLE par (id int PRIMARY KEY); INSERT INTO par VALUES (1);
+         CREATE TABLE x (name text, par int REFERENCES par ON DELETE SET NULL, at timestamptz); CREATE UNIQUE INDEX ON x (lower(name));
+         INSERT INTO x VALUES ('a', 1, '2020-01-01'); SELECT ttl_create_index('x', 'at', 60, hide_expired => true)",
+    );
+    assert_eq!(
+        db.get(
+            "INSERT INTO soft VALUES (1, now(), 'new') ON CONFLICT (id) DO UPDATE SET v = soft.v || '!' RETURNING v"
+        ),
+        ""
+    );
+    assert_eq!(
+        db.get("SET pg_ttl_index.hide_expired = off; SELECT v FROM soft; RESET pg_ttl_index.hide_expired"),
+        "dead"
+    );
+    db.run("DELETE FROM par");
+    db.run("SET pg_ttl_index.hide_expired = off; UPDATE x SET at = now(); RESET pg_ttl_index.hide_expired");
+    assert_eq!(db.get("SELECT name, par FROM x"), "a|");
+}
