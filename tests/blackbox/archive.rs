@@ -57,16 +57,7 @@ fn a_crash_in_the_middle_of_a_batch_leaves_every_row_in_one_place() {
     db.wait_for(&format!("SELECT wait_event FROM pg_stat_activity WHERE pid = {pid}"), "PgSleep");
     assert!(Command::new("kill").args(["-9", &pid]).status().expect("kill").success());
     // The server ends all sessions and recovers.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
-    let mut db = loop {
-        assert!(std::time::Instant::now() < deadline, "the server did not recover");
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        if let Ok(mut session) = Session::try_connect(&server, &db.name, "postgres")
-            && session.get("SELECT pg_is_in_recovery()") == "f"
-        {
-            break session;
-        }
-    };
+    let mut db = Session::reconnect(&server, &db.name);
     assert_eq!(db.get(LOST), "f");
 }
 

@@ -5,7 +5,6 @@ use crate::sweep::with;
 use crate::worker::{EXPIRED, ROWS, database, server};
 use harness::{Database, Session, run};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 const STATE: &str = "SELECT index_state, hold FROM ttl_summary";
 const BUILDER: &str =
@@ -70,15 +69,7 @@ fn what_a_crash_left_is_cleaned_up_and_made_again() {
     let leftover = db.get("SELECT indexrelid FROM pg_index WHERE NOT indisvalid");
     let pid = db.get(BUILDER);
     run(Command::new("kill").args(["-9", &pid]));
-    let name = db.name.clone();
-    let deadline = Instant::now() + Duration::from_secs(30);
-    let mut session = loop {
-        assert!(Instant::now() < deadline, "the server did not recover");
-        std::thread::sleep(Duration::from_millis(50));
-        if let Ok(session) = Session::try_connect(&server, &name, "postgres") {
-            break session;
-        }
-    };
+    let mut session = Session::reconnect(&server, &db.name);
     session.wait_for(STATE, "valid|");
     assert_eq!(session.get(&format!("SELECT count(*) FROM pg_class WHERE oid = {leftover}")), "0");
     assert_eq!(session.get("SELECT string_agg(indexname, ',') FROM pg_indexes WHERE tablename = 't'"), "idx_ttl_t_at");

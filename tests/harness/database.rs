@@ -117,6 +117,18 @@ impl Session {
         Self::try_connect(server, database, role).expect("connecting")
     }
 
+    /// A session in a server that is recovering from a crash.
+    pub fn reconnect(server: &Server, database: &str) -> Self {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            std::thread::sleep(Duration::from_millis(50));
+            match Self::try_connect(server, database, "postgres") {
+                Ok(session) => return session,
+                Err(error) => assert!(Instant::now() < deadline, "the server did not recover: {error}"),
+            }
+        }
+    }
+
     pub fn try_connect(server: &Server, database: &str, role: &str) -> Result<Self, postgres::Error> {
         let notices = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&notices);
