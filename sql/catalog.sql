@@ -42,13 +42,15 @@ CREATE TABLE ttl_index_table (
     run_window                 text,
     max_rows_per_second        integer CHECK (max_rows_per_second > 0),
     max_rows_per_run           bigint CHECK (max_rows_per_run > 0),
-    -- Of a rule that an option purge_after has made: the rule that has it.
-    purges                     bigint UNIQUE REFERENCES ttl_index_table ON DELETE CASCADE,
+    -- Of a rule that an option purge_after has made: the rule that has it. No foreign key: a dump may bring it first.
+    purges                     bigint UNIQUE,
     index_name                 text,
     index_created_by_extension boolean NOT NULL DEFAULT false,
     created_at                 timestamptz NOT NULL DEFAULT now(),
     updated_at                 timestamptz NOT NULL DEFAULT now(),
     last_run                   timestamptz,
+    -- When the last sweep began that went through, and did something.
+    swept_at                   timestamptz,
     rows_deleted_last_run      bigint NOT NULL DEFAULT 0 CHECK (rows_deleted_last_run >= 0),
     total_rows_deleted         bigint NOT NULL DEFAULT 0 CHECK (total_rows_deleted >= 0),
     total_partitions_removed   bigint NOT NULL DEFAULT 0 CHECK (total_partitions_removed >= 0),
@@ -215,12 +217,13 @@ CREATE TRIGGER ttl_count_version
     ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_count_version();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_count_version;
 
--- Has every session forget what it knows of the rules on a table.
+-- Has every session forget what it knows of the rules on a table; the rule that purges for one goes with it.
 CREATE FUNCTION ttl_tell_of_drop() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM @extschema@.ttl_forget(b.relid) FROM @extschema@.ttl_binding b WHERE b.rule_id = OLD.id;
+    DELETE FROM @extschema@.ttl_index_table WHERE purges = OLD.id;
     RETURN OLD;
 END
 $$;

@@ -60,7 +60,7 @@ AS $$
                 ELSE 'active'
            END,
            CASE WHEN t.active
-                THEN greatest(@extschema@.ttl_next_pass(), t.retry_at, t.last_run + t.run_every,
+                THEN greatest(@extschema@.ttl_next_pass(), t.retry_at, t.swept_at + t.run_every,
                               CASE WHEN NOT run_window.is_open THEN run_window.until END)
            END,
            t.last_error_code || ': ' || t.last_error, t.last_error_at, t.consecutive_failures, t.last_duration,
@@ -69,7 +69,7 @@ AS $$
            CASE WHEN NOT t.active THEN NULL
                 WHEN sweep.hold IS NOT NULL THEN sweep.hold
                 WHEN NOT run_window.is_open THEN 'run_window'
-                WHEN t.concurrently AND index.state <> 'valid' THEN 'concurrently'
+                WHEN t.concurrently AND index.state IN ('pending', 'building', 'invalid') AND index.is_large THEN 'concurrently'
            END,
            index.state, t.concurrently, t.purge_after, t.archive_to, t.on_expire, t.notify_channel, t.partition_action,
            t.run_every, t.run_window, t.max_rows_per_second, t.max_rows_per_run, t.total_partitions_removed
@@ -83,7 +83,10 @@ AS $$
                     WHEN i.indisvalid THEN 'valid'
                     WHEN t.concurrently AND t.last_error IS NULL THEN 'building'
                     ELSE 'invalid'
-               END AS state
+               END AS state,
+               -- What a worker reads block by block meanwhile is no larger than that.
+               EXISTS (SELECT FROM (SELECT b.relid UNION SELECT p.relid FROM pg_partition_tree(b.relid) AS p) AS part (relid)
+                       WHERE pg_relation_size(part.relid) > 16384 * 8192::bigint) AS is_large
         FROM @extschema@.ttl_binding b
         LEFT JOIN pg_index i ON i.indexrelid = @extschema@.ttl_index_oid(b.relid, b.index_relid, t.index_name)
         WHERE b.rule_id = t.id) AS index ON true

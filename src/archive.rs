@@ -1,7 +1,7 @@
 //! The table that expired rows move to, and whether it can hold them.
 
 use crate::error::TtlError;
-use crate::pg::relation::{self, Lock, Shape};
+use crate::pg::relation::{self, Lock, Shape, tree};
 use crate::pg::{access, spi};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::quote_identifier;
@@ -22,8 +22,13 @@ impl Archive {
     pub fn open(relid: Oid, source: Oid, owner: Oid) -> Result<Self, TtlError> {
         let shape = relation::lock(relid, Lock::Change).ok_or(TtlError::UnknownTable(relid.to_u32()))?;
         let name = shape.qualified_name();
-        // Its triggers run with the rights of the owner of the rows.
-        if shape.owner() != owner {
+        // Its triggers, and those of its partitions, run with the rights of the owner of the rows.
+        let others = spi::query(
+            "SELECT FROM pg_class WHERE oid = ANY ($1) AND relowner <> $2",
+            &[tree(relid).into(), owner.into()],
+            |_| Ok(()),
+        )?;
+        if shape.owner() != owner || !others.is_empty() {
             return Err(TtlError::ArchiveOwner(name));
         }
         let columns = spi::query(
@@ -52,6 +57,24 @@ impl Archive {
             }
         }
         Ok(Self { relid, name, columns: copied, shape })
+    }
+
+    /// Refuses an archive that is the table itself or has a part in common with it, and one that a crash would empty.
+    pub fn check_apart(relid: Oid, table: Oid) -> Result<(), TtlError> {
+        let parts = tree(table);
+        if tree(relid).iter().any(|part| parts.contains(part)) {
+            return Err(TtlError::ArchiveIsSource(access::relation_name(table).unwrap_or_default()));
+        }
+        let unlogged = spi::query(
+            "SELECT a.relname::text FROM pg_class a WHERE a.oid = ANY ($1) AND a.relpersistence = 'u'
+             AND EXISTS (SELECT FROM pg_class t WHERE t.oid = ANY ($2) AND t.relpersistence <> 'u')",
+            &[tree(relid).into(), parts.into()],
+            |row| Ok(row.get(1)?.unwrap_or_default()),
+        )?;
+        match unlogged.into_iter().next() {
+            Some(name) => Err(TtlError::ArchiveUnlogged(name)),
+            None => Ok(()),
+        }
     }
 
     /// As for the leaf: statements name it, and are to mean what they meant.

@@ -11,6 +11,8 @@ pub enum TtlError {
     Invalid(#[from] Invalid),
     #[error("relation with OID {0} does not exist")]
     UnknownTable(u32),
+    #[error("function with OID {0} does not exist")]
+    UnknownFunction(u32),
     #[error("\"{name}\" is not a table")]
     NotATable { name: String, kind: &'static str },
     #[error("permission denied: \"{0}\" is a system table")]
@@ -83,12 +85,22 @@ pub enum TtlError {
     NotImmutable,
     #[error("triggers of table {0}, behind a foreign key, would run with the rights of another role")]
     CascadeTriggers(String),
+    #[error("{}", Self::PART_IN_USE)]
+    PartInUse(String),
+    #[error("partition {0} is not the one it was")]
+    AnotherPart(String),
     #[error("permission denied for schema {0}")]
     SchemaPermission(String),
     #[error("archive table {0} must have the owner of the table")]
     ArchiveOwner(String),
-    #[error("rows of table {0} cannot be archived in itself")]
+    #[error("rows of table \"{0}\" cannot be archived in itself")]
     ArchiveIsSource(String),
+    #[error("archive \"{name}\" is not a table")]
+    ArchiveKind { name: String, kind: &'static str },
+    #[error("archive table must not be temporary")]
+    ArchiveTemporary,
+    #[error("archive table \"{0}\" is unlogged")]
+    ArchiveUnlogged(String),
     #[error("archive table {archive} lacks column \"{column}\"")]
     ArchiveLacks { archive: String, column: String },
     #[error("column \"{column}\" of archive table {archive} has a type that cannot hold every value")]
@@ -105,6 +117,8 @@ pub enum TtlError {
     NotPartitioned(String),
     #[error("soft delete column \"{0}\" does not tell when a row was deleted")]
     PurgeOfFlag(String),
+    #[error("rows cannot be purged by a filter that uses soft delete column \"{0}\"")]
+    PurgeFilter(String),
     #[error("there is a TTL rule on column \"{0}\" already")]
     PurgeTaken(String),
     #[error("the TTL rule on column \"{column}\" is there to purge for another")]
@@ -118,6 +132,8 @@ pub enum TtlError {
 }
 
 impl TtlError {
+    pub const PART_IN_USE: &str = "could not obtain lock on a partition";
+
     pub fn code(&self) -> Code {
         match self {
             Self::Invalid(Invalid::Missing(_)) => Code::ERRCODE_NULL_VALUE_NOT_ALLOWED,
@@ -132,7 +148,8 @@ impl TtlError {
             | Self::Mode(_)
             | Self::InfiniteInstant => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Self::UnknownTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
-            Self::NotATable { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
+            Self::UnknownFunction(_) => Code::ERRCODE_UNDEFINED_FUNCTION,
+            Self::NotATable { .. } | Self::ArchiveKind { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
             Self::SystemTable(_)
             | Self::NotOwner(_)
             | Self::CascadeTriggers(_)
@@ -147,6 +164,8 @@ impl TtlError {
             | Self::TouchOfChildren(_)
             | Self::HiddenByCode
             | Self::NotPartitioned(_)
+            | Self::ArchiveTemporary
+            | Self::ArchiveUnlogged(_)
             | Self::HiddenPart(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Self::UnknownColumn { .. } | Self::ArchiveLacks { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
             Self::CannotExpire { .. }
@@ -155,8 +174,10 @@ impl TtlError {
             | Self::CannotMarkNow(_)
             | Self::PurgeOfFlag(_)
             | Self::ArchiveType { .. } => Code::ERRCODE_DATATYPE_MISMATCH,
+            Self::PartInUse(_) => Code::ERRCODE_LOCK_NOT_AVAILABLE,
+            Self::AnotherPart(_) => Code::ERRCODE_OBJECT_IN_USE,
             Self::ArchiveNeeds { .. } => Code::ERRCODE_NOT_NULL_VIOLATION,
-            Self::ArchiveIsSource(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
+            Self::ArchiveIsSource(_) | Self::PurgeFilter(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Self::ArchiveRefused => Code::ERRCODE_TRIGGERED_ACTION_EXCEPTION,
             Self::HookArguments(_) => Code::ERRCODE_INVALID_FUNCTION_DEFINITION,
             Self::PurgeTaken(_) => Code::ERRCODE_DUPLICATE_OBJECT,
@@ -183,7 +204,8 @@ impl TtlError {
 
     fn detail(&self) -> Option<String> {
         match self {
-            Self::NotATable { kind, .. } => Some(format!("This is {kind}.")),
+            Self::PartInUse(name) => Some(format!("Partition {name} is in use.")),
+            Self::NotATable { kind, .. } | Self::ArchiveKind { kind, .. } => Some(format!("This is {kind}.")),
             Self::Invalid(Invalid::TtlTooLong(_)) => {
                 Some("The cutoff would lie before the first instant PostgreSQL can represent.".into())
             }
@@ -212,6 +234,7 @@ impl TtlError {
             Self::ArchiveLacks { .. } | Self::ArchiveType { .. } => {
                 Some("An archive made with CREATE TABLE … (LIKE …) has the columns it needs.".into())
             }
+            Self::ArchiveUnlogged(_) => Some("A crash would empty it, and the rows are gone from their table.".into()),
             Self::ArchiveNeeds { .. } => Some("Give it a default, or let it be null.".into()),
             Self::ArchiveRefused => Some("A trigger or rule keeps rows out.".into()),
             Self::HookArguments(_) => {
@@ -219,6 +242,7 @@ impl TtlError {
             }
             Self::NotPartitioned(_) => Some("There is nothing to drop or detach.".into()),
             Self::PurgeOfFlag(_) => Some("Use a column of type timestamp with time zone.".into()),
+            Self::PurgeFilter(_) => Some("The purge has the same filter, and its rows are marked.".into()),
             Self::PurgeTaken(_) => Some("Drop that rule: purge_after makes one of its own.".into()),
             Self::IsPurge { .. } => Some("Change purge_after of the other rule.".into()),
             Self::NotATable { .. } => Some("TTL rules stand on tables and partitioned tables.".into()),

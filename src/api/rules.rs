@@ -47,12 +47,12 @@ macro_rules! with_options {
                     index_method: index_method.map(IndexMethod::parse).transpose()?,
                     concurrently,
                     hide_expired,
-                    purge_after: purge_after.map(ttl_of_interval).transpose()?,
+                    purge_after: purge_after.map(|span| span_of("purge_after", span)).transpose()?,
                     archive_to: archive_to.map(registry::table_name).transpose()?,
                     on_expire: on_expire.map(registry::function_name).transpose()?,
                     notify_channel,
                     partition_action: partition_action.map(PartitionAction::parse).transpose()?,
-                    run_every: run_every.map(ttl_of_interval).transpose()?,
+                    run_every: run_every.map(|span| span_of("run_every", span)).transpose()?,
                     run_window: run_window.map(Window::parse).transpose()?,
                     max_rows_per_second,
                     max_rows_per_run,
@@ -98,7 +98,7 @@ with_options! {
         column_name: Option<&str>,
         expire_after: default!(Option<Interval>, "NULL"),
         expire_after_seconds: default!(Option<i32>, "NULL"),
-        reset: default!(Option<Vec<String>>, "NULL"),
+        reset: default!(Option<Vec<Option<String>>>, "NULL"),
     ) |given| {
         refuse_if_read_only("ttl_alter_index()");
         let expire_after = match (expire_after, expire_after_seconds) {
@@ -108,7 +108,9 @@ with_options! {
             (None, None) => None,
         };
         let given = Given { expire_after, ..given };
-        registry::alter(table(table_name)?, column(column_name)?, given, &reset.unwrap_or_default())?;
+        let reset: Option<Vec<_>> = reset.unwrap_or_default().into_iter().collect();
+        let reset = reset.ok_or(TtlError::from(Invalid::Missing("an option to reset")))?;
+        registry::alter(table(table_name)?, column(column_name)?, given, &reset)?;
         Ok(true)
     }
 }
@@ -170,6 +172,11 @@ fn column(column_name: Option<&str>) -> Result<&str, TtlError> {
 
 fn ttl_of_seconds(seconds: i32) -> Result<Ttl, TtlError> {
     Ok(Ttl::from_seconds(seconds)?)
+}
+
+/// A span of time that is no time to live.
+fn span_of(option: &'static str, interval: Interval) -> Result<Ttl, TtlError> {
+    Ok(ttl_of_interval(interval).map_err(|_| Invalid::Span(option))?)
 }
 
 fn ttl_of_interval(interval: Interval) -> Result<Ttl, TtlError> {

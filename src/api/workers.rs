@@ -75,6 +75,7 @@ pub fn ttl_progress_slots() -> Result<
             name!(estimated_rows, Option<i64>),
             name!(started_at, Option<TimestampWithTimeZone>),
             name!(hold, Option<&'static str>),
+            name!(is_building, bool),
         ),
     >,
     ErrorReport,
@@ -92,6 +93,7 @@ pub fn ttl_progress_slots() -> Result<
             (progress.estimate > 0).then_some(progress.estimate),
             TimestampWithTimeZone::try_from(progress.started_at).ok(),
             progress.hold.map(Hold::name),
+            progress.is_building,
         )
     });
     Ok(TableIterator::new(rows))

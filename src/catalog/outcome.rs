@@ -47,6 +47,10 @@ pub struct Outcome<'a> {
     pub failure: Option<&'a Failure>,
     /// Whether it reached the end of what had expired.
     pub complete: bool,
+    /// Whether it did all that it was to do in one sweep.
+    pub through: bool,
+    /// Whether the error that the rule has, of making its index, is another's business.
+    pub keeps_error: bool,
 }
 
 impl Catalog {
@@ -94,12 +98,14 @@ impl Catalog {
              SET last_run = clock_timestamp(),
                  rows_deleted_last_run = CASE WHEN $4 = 0 THEN 0 ELSE rows_deleted_last_run END,
                  last_duration = clock_timestamp() - $9,
-                 last_error_at = CASE WHEN $2 IS NULL THEN NULL ELSE clock_timestamp() END,
-                 last_error_code = $2, last_error = $3,
+                 swept_at = CASE WHEN $12 THEN $9 ELSE swept_at END,
+                 last_error_at = CASE WHEN $13 THEN last_error_at WHEN $2 IS NULL THEN NULL ELSE clock_timestamp() END,
+                 last_error_code = CASE WHEN $13 THEN last_error_code ELSE $2 END,
+                 last_error = CASE WHEN $13 THEN last_error ELSE $3 END,
                  blocked_rows = CASE WHEN $8 THEN $5 ELSE greatest(blocked_rows, $5) END,
                  locked_rows = $6, skipped_parts = $7,
-                 consecutive_failures = CASE WHEN $10 THEN consecutive_failures + 1 ELSE 0 END,
-                 retry_at = CASE WHEN $10 THEN clock_timestamp()
+                 consecutive_failures = CASE WHEN $13 THEN consecutive_failures WHEN $10 THEN consecutive_failures + 1 ELSE 0 END,
+                 retry_at = CASE WHEN $13 THEN retry_at WHEN $10 THEN clock_timestamp()
                             + least(interval '2 seconds' * power(2, least(consecutive_failures, 20)), interval '10 minutes') END
              WHERE id = $1 AND version = $11",
             self.schema
@@ -135,6 +141,8 @@ impl Catalog {
                     outcome.started_at.into(),
                     failed.into(),
                     outcome.version.into(),
+                    outcome.through.into(),
+                    outcome.keeps_error.into(),
                 ],
             )?;
             spi::execute(

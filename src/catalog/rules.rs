@@ -1,6 +1,6 @@
 //! Rules as users define them.
 
-use super::Catalog;
+use super::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::pg::spi;
 use crate::rule::{Invalid, Options};
@@ -61,12 +61,13 @@ impl Catalog {
     pub fn find(&self, relid: Oid, attnum: Option<i16>, name: &str) -> Result<Option<StoredRule>, TtlError> {
         let sql = format!(
             "SELECT t.id, t.index_name, t.index_created_by_extension,
-                    {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name), t.purges, to_jsonb(t),
+                    {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name), t.purges, {options},
                     EXISTS (SELECT FROM pg_index i WHERE i.indisvalid
                               AND i.indexrelid = {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name))
              FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              WHERE b.relid = $1 AND {ON_SUBJECT}
              FOR UPDATE OF t",
+            options = options_of("t"),
             schema = self.schema
         );
         let args = [relid.into(), attnum.into(), name.into()];
@@ -79,6 +80,16 @@ impl Catalog {
         let sql = format!("SELECT column_name FROM {}.ttl_index_table WHERE purges = $1", self.schema);
         let found = self.with_rights(|| spi::query(&sql, &[id.into()], |row| row.get(1)))?;
         Ok(found.into_iter().flatten().next())
+    }
+
+    /// Has the rule that purges for a rule rest while that does.
+    pub fn pause_with(&self, id: i64) -> Result<(), TtlError> {
+        let sql = format!(
+            "UPDATE {schema}.ttl_index_table p SET active = t.active FROM {schema}.ttl_index_table t
+             WHERE p.purges = t.id AND t.id = $1 AND p.active <> t.active",
+            schema = self.schema
+        );
+        self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
     }
 
     /// Registers a rule, and tells its number.
@@ -135,14 +146,23 @@ impl Catalog {
         })
     }
 
-    /// Has a rule know its index, which a worker has made, beyond its name.
-    pub fn bind_index(&self, id: i64) -> Result<(), TtlError> {
-        let sql = format!(
+    /// Has a rule know its index, which a worker has made.
+    pub fn bind_index(&self, rule: &Rule, name: &str, is_ours: bool) -> Result<(), TtlError> {
+        let rename = format!(
+            "UPDATE {}.ttl_index_table SET index_name = $3, index_created_by_extension = $4
+             WHERE id = $1 AND version = $2 AND index_name <> $3",
+            self.schema
+        );
+        let bind = format!(
             "UPDATE {schema}.ttl_binding b SET index_relid = {schema}.ttl_ready_index(b.relid, t.index_name, true)
              FROM {schema}.ttl_index_table t WHERE t.id = b.rule_id AND t.id = $1",
             schema = self.schema
         );
-        self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
+        self.with_rights(|| {
+            spi::execute(&rename, &[rule.id.into(), rule.version.into(), name.into(), is_ours.into()])?;
+            spi::execute(&bind, &[rule.id.into()])?;
+            Ok(())
+        })
     }
 
     pub fn remove(&self, id: i64) -> Result<(), TtlError> {
@@ -176,7 +196,14 @@ fn stored_rule(row: &spi::Row<'_>) -> Result<StoredRule, TtlError> {
     Ok(StoredRule { id: row.get(1)?.unwrap_or_default(), purges: row.get(5)?, options: options(row, 6)?, index })
 }
 
-/// The options in a row of `ttl_index_table` as JSON, which the row has at this place.
+/// SQL for the options of a rule, as JSON. Nothing else of its row: what users can have written there may be long.
+pub(super) fn options_of(table: &str) -> String {
+    let pairs: Vec<_> =
+        Options::names().iter().map(|name| format!("'{name}', {table}.{}", quote_identifier(name))).collect();
+    format!("jsonb_build_object({})", pairs.join(", "))
+}
+
+/// The options that [`options_of`] has put at this place of a row.
 pub(super) fn options(row: &spi::Row<'_>, ordinal: usize) -> Result<Options, TtlError> {
     let values = row.get::<JsonB>(ordinal)?.map(|json| json.0).unwrap_or_default();
     Ok(serde_json::from_value(values).map_err(|error| Invalid::Other(error.to_string()))?)

@@ -2,6 +2,7 @@
 
 use super::{Catalog, rules};
 use crate::error::TtlError;
+use crate::pg::access::Until;
 use crate::pg::transaction::Failure;
 use crate::pg::{access, spi};
 use crate::rule::{Expiry, Mark, Options, Source};
@@ -12,7 +13,7 @@ use pgrx::spi::{quote_identifier, quote_qualified_identifier};
 use std::fmt;
 
 /// First key of the advisory lock that a sweeper of a rule holds; the second is the rule's id.
-pub const ADVISORY_LOCK_CLASS: i32 = 0x7474_6c00;
+const ADVISORY_LOCK_CLASS: u32 = 0x7474_6c00;
 
 /// Whether a sweep may go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +56,8 @@ pub struct Rule {
     pub is_partitioned: bool,
     /// The name of the index that a worker is to make, or is making.
     pub pending_index: Option<String>,
+    /// What it cannot be swept without, and which is not there any more.
+    pub lacks: Option<Failure>,
     /// The table that rows move to.
     pub archive: Option<Oid>,
     /// The function that is called with the rows.
@@ -176,7 +179,7 @@ impl Catalog {
                     coalesce(a.attname::text, t.column_name), b.attnum, type.oid,
                     mark.attname::text, mark.atttypid, c.relkind = 'p' OR c.relhassubclass,
                     coalesce(t.retry_at <= now(), true)
-                        AND (t.consecutive_failures > 0 OR coalesce(t.last_run + t.run_every <= now(), true)),
+                        AND (t.consecutive_failures > 0 OR coalesce(t.swept_at + t.run_every <= now(), true)),
                     t.blocked_rows, t.locked_rows, t.skipped_parts,
                     t.last_error_code || ': ' || t.last_error,
                     CASE WHEN t.soft_delete_column IS DISTINCT FROM mark.attname
@@ -186,7 +189,7 @@ impl Catalog {
                     END,
                     coalesce(a.attnotnull OR type.typnotnull, false),
                     coalesce(a.attgenerated = '' AND a.attidentity <> 'a', false),
-                    format_type(a.atttypid, a.atttypmod), a.atttypmod, c.relkind = 'p', to_jsonb(t), b.archive_relid, b.hook,
+                    format_type(a.atttypid, a.atttypmod), a.atttypmod, c.relkind = 'p', {options}, b.archive_relid, b.hook,
                     CASE WHEN t.concurrently AND t.index_created_by_extension AND NOT EXISTS (
                                  SELECT FROM pg_index i WHERE i.indisvalid
                                    AND i.indexrelid = {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name))
@@ -206,6 +209,7 @@ impl Catalog {
                     ON mark.attrelid = b.relid AND mark.attnum = b.soft_delete_attnum AND NOT mark.attisdropped
              WHERE (a.attname IS NOT NULL OR b.attnum IS NULL) AND {condition}
              ORDER BY t.id",
+            options = rules::options_of("t"),
             schema = self.schema
         )
     }
@@ -249,8 +253,7 @@ impl Catalog {
     /// one that was loaded. Until then nobody can change the rule: a change that has committed is never followed by
     /// removals under the old definition. Waits for nobody.
     pub fn claim(&self, rule: &Rule) -> Result<Claim, TtlError> {
-        let lock = "SELECT pg_try_advisory_xact_lock($1, ($2 % 2147483648)::integer)";
-        if spi::read(lock, &[ADVISORY_LOCK_CLASS.into(), rule.id.into()], |row| row.get(1))? != [Some(true)] {
+        if !access::try_advisory_lock(ADVISORY_LOCK_CLASS, rule.id, Until::TransactionEnd) {
             return Ok(Claim::Busy);
         }
         if self.has_changed(rule)? {
@@ -262,6 +265,11 @@ impl Catalog {
         );
         let locked = self.with_rights(|| spi::execute(&sql, &[rule.id.into(), rule.version.into()]))?;
         Ok(if locked == 1 { Claim::Held } else { Claim::Busy })
+    }
+
+    /// Makes this process the one that makes the index of a rule, until it ends, if no other is.
+    pub fn claim_building(&self, rule: &Rule) -> bool {
+        access::try_advisory_lock(ADVISORY_LOCK_CLASS + 1, rule.id, Until::ProcessEnd)
     }
 
     /// Whether the rule is not the one that was loaded any more.
@@ -285,15 +293,12 @@ impl Catalog {
 
     fn rule(&self, id: i64, row: &spi::Row<'_>) -> Result<Rule, Failure> {
         let text = |ordinal| Ok::<String, TtlError>(row.get(ordinal)?.unwrap_or_default());
-        for (ordinal, code) in [
-            (18, PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN),
-            (28, PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE),
-            (29, PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION),
-        ] {
-            if let Some(missing) = row.get::<String>(ordinal).map_err(TtlError::from)? {
-                return Err(Failure::new(code, missing));
-            }
+        if let Some(missing) = row.get::<String>(18).map_err(TtlError::from)? {
+            return Err(Failure::new(PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN, missing));
         }
+        let lacks = |ordinal, code| -> Result<_, TtlError> {
+            Ok(row.get::<String>(ordinal)?.map(|missing| Failure::new(code, missing)))
+        };
         let read = || -> Result<Rule, TtlError> {
             let options = rules::options(row, 24)?;
             let (name, attnum) = (text(7)?, row.get::<i16>(8)?);
@@ -326,6 +331,8 @@ impl Catalog {
                 archive: row.get::<Oid>(25)?.filter(|_| options.archive().is_some()),
                 hook: row.get(26)?,
                 pending_index: row.get(27)?,
+                lacks: lacks(28, PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE)?
+                    .or(lacks(29, PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION)?),
                 not_null: row.get(19)?.unwrap_or_default(),
                 is_writable: row.get(20)?.unwrap_or_default(),
                 expiry,

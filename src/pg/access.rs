@@ -100,6 +100,27 @@ pub fn is_in_every_session() -> bool {
         .any(|name| setting(name).split(',').any(|library| library.trim().trim_matches('"') == "pg_ttl_index"))
 }
 
+/// The schema of a relation.
+pub fn namespace_of(relid: pg_sys::Oid) -> pg_sys::Oid {
+    // SAFETY: looks into the catalog caches.
+    unsafe { pg_sys::get_rel_namespace(relid) }
+}
+
+/// Whether a role may make something in a schema.
+pub fn may_create_in(schema: &str, role: pg_sys::Oid) -> bool {
+    let Ok(schema) = CString::new(schema) else { return false };
+    // SAFETY: looks into the catalog caches.
+    unsafe {
+        let namespace = pg_sys::get_namespace_oid(schema.as_ptr(), true);
+        let mode = pg_sys::ACL_CREATE as pg_sys::AclMode;
+        #[cfg(any(feature = "pg14", feature = "pg15"))]
+        let acl = pg_sys::pg_namespace_aclcheck(namespace, role, mode);
+        #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+        let acl = pg_sys::object_aclcheck(pg_sys::NamespaceRelationId, namespace, role, mode);
+        acl == pg_sys::AclResult::ACLCHECK_OK
+    }
+}
+
 /// The name of a relation, without its schema.
 pub fn relation_name(relid: pg_sys::Oid) -> Option<String> {
     // SAFETY: looks into the catalog caches; the string is copied.
@@ -115,15 +136,53 @@ pub fn base_type(type_oid: pg_sys::Oid) -> pg_sys::Oid {
     unsafe { pg_sys::getBaseType(type_oid) }
 }
 
-/// Whether every value of one type, with its modifier, is also one of another, by PostgreSQL's own lights: what it converts
-/// without being asked, and does not cut off.
+/// Conversions that lose nothing, beside those that change nothing.
+const WIDENING: [(pg_sys::Oid, &[pg_sys::Oid]); 5] = [
+    (pg_sys::INT2OID, &[pg_sys::INT4OID, pg_sys::INT8OID, pg_sys::NUMERICOID]),
+    (pg_sys::INT4OID, &[pg_sys::INT8OID, pg_sys::NUMERICOID, pg_sys::FLOAT8OID]),
+    (pg_sys::INT8OID, &[pg_sys::NUMERICOID]),
+    (pg_sys::FLOAT4OID, &[pg_sys::FLOAT8OID]),
+    (pg_sys::DATEOID, &[pg_sys::TIMESTAMPOID]),
+];
+
+/// Whether every value of one type, with its modifier, can be kept in another as it is.
 pub fn keeps_value((from, from_modifier): (pg_sys::Oid, i32), (to, to_modifier): (pg_sys::Oid, i32)) -> bool {
+    let below_domains = |type_oid, mut modifier| {
+        // SAFETY: looks into the type cache.
+        (unsafe { pg_sys::getBaseTypeAndTypmod(type_oid, &mut modifier) }, modifier)
+    };
+    let (from, from_modifier) = below_domains(from, from_modifier);
+    let (to, to_modifier) = below_domains(to, to_modifier);
+    let is_wider = WIDENING.iter().any(|(narrow, wide)| *narrow == from && wide.contains(&to));
     // SAFETY: looks into the catalog caches.
+    let is_same = from == to || unsafe { pg_sys::IsBinaryCoercible(from, to) };
+    let is_longer = from == pg_sys::VARCHAROID && to == from && from_modifier > 0 && to_modifier > from_modifier;
+    let keeps_length = to_modifier < 0 || is_longer || (from, from_modifier) == (to, to_modifier);
+    (is_same || is_wider) && keeps_length
+}
+
+/// How long a lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    TransactionEnd,
+    ProcessEnd,
+}
+
+/// Takes an advisory lock, if it is free. It is of a kind that users cannot take.
+pub fn try_advisory_lock(class: u32, id: i64, until: Until) -> bool {
+    // SAFETY: a lock tag like those of pg_advisory_lock, which have 1 or 2 as their last field.
     unsafe {
-        let is_implicit = pg_sys::can_coerce_type(1, &from, &to, pg_sys::CoercionContext::COERCION_IMPLICIT);
-        let is_longer = from == pg_sys::VARCHAROID && to == from && from_modifier > 0 && to_modifier > from_modifier;
-        let keeps_length = to_modifier < 0 || is_longer || (from, from_modifier) == (to, to_modifier);
-        is_implicit && keeps_length
+        let tag = pg_sys::LOCKTAG {
+            locktag_field1: pg_sys::MyDatabaseId.to_u32(),
+            locktag_field2: class,
+            locktag_field3: id as u32,
+            locktag_field4: 3,
+            locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
+            locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
+        };
+        let mode = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
+        let is_for_session = until == Until::ProcessEnd;
+        pg_sys::LockAcquire(&tag, mode, is_for_session, true) != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
     }
 }
 

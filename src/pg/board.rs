@@ -57,6 +57,8 @@ pub struct Progress {
     pub estimate: i64,
     pub started_at: i64,
     pub hold: Option<Hold>,
+    /// Whether it is no sweep, but the making of an index.
+    pub is_building: bool,
 }
 
 /// The instants, in microseconds, up to which what all sweeps have done is paid for at the rates that settings allow.
@@ -192,6 +194,14 @@ pub fn report(progress: Progress) {
     if let Some(place) = place {
         board.sweeps[place] = Progress { pid, database, ..progress };
     }
+}
+
+/// The processes that are making indexes of a table in this database.
+pub fn builders_on(relid: Oid) -> Vec<i32> {
+    // SAFETY: a backend-local value.
+    let database = unsafe { pg_sys::MyDatabaseId.to_u32() };
+    let is_one = |sweep: &Progress| sweep.is_building && sweep.database == database && sweep.relid == relid.to_u32();
+    sweeps().into_iter().filter(is_one).map(|sweep| sweep.pid).collect()
 }
 
 /// Shows no more of a sweep of this process.

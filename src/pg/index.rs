@@ -44,26 +44,58 @@ pub fn serving(wanted: &Wanted<'_>) -> Result<Option<pg_sys::Oid>, TtlError> {
     Ok(None)
 }
 
-/// `idx_ttl_{table}_{name}`, shortened as PostgreSQL does it for the names it chooses.
-pub fn usual_name(table: &str, name: &str) -> String {
-    name_with(table, name, None)
+/// An index that has a definition, whatever its name.
+pub struct Equivalent {
+    pub oid: pg_sys::Oid,
+    pub is_valid: bool,
 }
 
-/// The same, numbered where it is taken.
+/// The indexes of a table on one key alone, with this predicate: those that PostgreSQL would make part of an index of the parent
+/// so defined, and what is left of attempts to make them.
+pub fn equivalents(wanted: &Wanted<'_>) -> Result<Vec<Equivalent>, TtlError> {
+    let relation = Relation::open(wanted.relid);
+    let key = analyze(&relation, wanted.key, Purpose::Value, ptr::null_mut())?;
+    let predicate = wanted.condition.map_or(Ok(ptr::null_mut()), |text| clauses(&relation, text))?;
+    let mut found = Vec::new();
+    // SAFETY: as in `serving`. Invalid indexes are in the list, too.
+    unsafe {
+        for cell in elements(pg_sys::RelationGetIndexList(relation.0)) {
+            let index = Index::open(cell.oid_value);
+            let form = &*(*index.0).rd_index;
+            let own = pg_sys::RelationGetIndexPredicate(index.0);
+            if index.is_on(wanted, key)
+                && form.indnatts == 1
+                && !form.indisunique
+                && pg_sys::predicate_implied_by(predicate, own, false)
+                && pg_sys::predicate_implied_by(own, predicate, false)
+            {
+                found.push(Equivalent { oid: cell.oid_value, is_valid: form.indisvalid });
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// What names of indexes that we make begin with.
+pub const PREFIX: &str = "idx_ttl_";
+
+/// `idx_ttl_{table}_{name}`, shortened and numbered as PostgreSQL does it for the names it chooses.
 pub fn free_name(namespace: pg_sys::Oid, table: &str, name: &str) -> String {
     let numbers = std::iter::once(None).chain((1..).map(Some));
     let mut names = numbers.map(|number: Option<u32>| name_with(table, name, number));
-    let is_free = |name: &String| {
-        let name = CString::new(name.as_str()).unwrap_or_default();
-        // SAFETY: looks into the catalog caches.
-        unsafe { pg_sys::get_relname_relid(name.as_ptr(), namespace) == pg_sys::InvalidOid }
-    };
-    names.find(is_free).unwrap_or_default()
+    names.find(|name| is_free(namespace, name)).unwrap_or_default()
+}
+
+/// Whether no relation of the schema has this name.
+pub fn is_free(namespace: pg_sys::Oid, name: &str) -> bool {
+    let name = CString::new(name).unwrap_or_default();
+    // SAFETY: looks into the catalog caches.
+    unsafe { pg_sys::get_relname_relid(name.as_ptr(), namespace) == pg_sys::InvalidOid }
 }
 
 fn name_with(table: &str, name: &str, number: Option<u32>) -> String {
     let text = |text: String| CString::new(text).unwrap_or_default();
-    let (table, name) = (text(format!("idx_ttl_{table}")), text(name.to_owned()));
+    let (table, name) = (text(format!("{PREFIX}{table}")), text(name.to_owned()));
     let number = number.map(|number| text(number.to_string()));
     let label = number.as_ref().map_or(ptr::null(), |number| number.as_ptr());
     // SAFETY: all are C strings; the result is a palloc'd one.
@@ -80,19 +112,25 @@ impl Index {
         Self(unsafe { pg_sys::index_open(oid, pg_sys::AccessShareLock as pg_sys::LOCKMODE) })
     }
 
-    /// Usable, of the wanted method, the key first, in the order its type has by default.
+    /// Usable, and on what is wanted.
     fn fits(&self, wanted: &Wanted<'_>, key: *mut pg_sys::Node) -> bool {
+        // SAFETY: the index is open.
+        let form = unsafe { &*(*self.0).rd_index };
+        form.indisvalid
+            && form.indisready
+            && form.indislive
+            && (!wanted.at_once || self.is_usable_at_once())
+            && self.is_on(wanted, key)
+    }
+
+    /// Of the wanted method, the key first, in the order its type has by default.
+    fn is_on(&self, wanted: &Wanted<'_>, key: *mut pg_sys::Node) -> bool {
         let Ok(method) = CString::new(wanted.method) else { return false };
         // SAFETY: the index is open, and an index has at least one key column.
         unsafe {
-            let form = &*(*self.0).rd_index;
             let method = pg_sys::get_am_oid(method.as_ptr(), false);
             let opclass = pg_sys::GetDefaultOpClass(pg_sys::exprType(key), method);
-            form.indisvalid
-                && form.indisready
-                && form.indislive
-                && (!wanted.at_once || self.is_usable_at_once())
-                && (*(*self.0).rd_rel).relam == method
+            (*(*self.0).rd_rel).relam == method
                 && self.begins_with(key)
                 && *(*self.0).rd_opfamily == pg_sys::get_opclass_family(opclass)
         }

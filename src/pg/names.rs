@@ -45,6 +45,14 @@ impl Regclass {
     }
 }
 
+impl Regclass {
+    /// Schema and name, as they are; `None` if there is no such relation.
+    pub fn split_name(self) -> Option<(String, String)> {
+        // SAFETY: both look into the catalog caches.
+        unsafe { parts(pg_sys::get_rel_namespace(self.0), pg_sys::get_rel_name(self.0)) }
+    }
+}
+
 impl Regprocedure {
     /// Qualified and quoted, without its arguments; `None` if there is no such function.
     pub fn qualified_name(self) -> Option<String> {
@@ -56,10 +64,17 @@ impl Regprocedure {
 /// # Safety
 /// The name is null or a C string.
 unsafe fn qualified(namespace: pg_sys::Oid, name: *const c_char) -> Option<String> {
+    // SAFETY: as promised by the caller.
+    unsafe { parts(namespace, name) }.map(|(schema, name)| quote_qualified_identifier(schema, name))
+}
+
+/// # Safety
+/// The name is null or a C string.
+unsafe fn parts(namespace: pg_sys::Oid, name: *const c_char) -> Option<(String, String)> {
     // SAFETY: as promised by the caller; strings are copied.
     unsafe {
         let schema = pg_sys::get_namespace_name(namespace);
         let text = |name: *const c_char| CStr::from_ptr(name).to_string_lossy().into_owned();
-        (!name.is_null() && !schema.is_null()).then(|| quote_qualified_identifier(text(schema), text(name)))
+        (!name.is_null() && !schema.is_null()).then(|| (text(schema), text(name)))
     }
 }

@@ -29,6 +29,16 @@ fn wait_event() -> u32 {
     pg_sys::PG_WAIT_EXTENSION
 }
 
+unsafe extern "C" {
+    fn kill(pid: i32, signal: i32) -> i32;
+}
+
+/// Has another process of this server end what it is doing.
+pub fn cancel(pid: i32) {
+    // SAFETY: a signal that every process of the server has a handler for.
+    unsafe { kill(pid, pg_sys::SIGINT as i32) };
+}
+
 pub fn check_for_interrupts() {
     pg_sys::check_for_interrupts!();
 }

@@ -1,6 +1,7 @@
 //! A relation's present shape, and locks on it.
 
 use super::expression::elements;
+use super::spi;
 use pgrx::pg_sys;
 use pgrx::spi::quote_qualified_identifier;
 use std::ffi::CStr;
@@ -11,14 +12,15 @@ use std::ffi::CStr;
 pub struct Shape {
     namespace: String,
     name: String,
-    /// Whether it is a partition or child of another relation: one that was detached is not swept on.
-    has_parent: bool,
+    /// All that it is a partition or child of: one that was detached is not swept on, nor one that was attached elsewhere.
+    ancestors: Vec<pg_sys::Oid>,
     owner: pg_sys::Oid,
     is_heap: bool,
     has_triggers: bool,
     /// Whether a DELETE does more than remove rows, or not all of them: by a trigger, a rule or a policy.
     has_side_effects: bool,
-    columns: Vec<(i16, String, pg_sys::Oid)>,
+    /// By number, name, type and modifier.
+    columns: Vec<(i16, String, pg_sys::Oid, i32)>,
 }
 
 impl Shape {
@@ -29,6 +31,11 @@ impl Shape {
 
     pub fn owner(&self) -> pg_sys::Oid {
         self.owner
+    }
+
+    /// Whether it is this relation, or below it.
+    pub fn belongs_to(&self, relid: pg_sys::Oid, root: pg_sys::Oid) -> bool {
+        relid == root || self.ancestors.contains(&root)
     }
 
     /// Whether its rows are in a heap of its own.
@@ -50,6 +57,8 @@ impl Shape {
 unsafe extern "C-unwind" {
     /// Whether `pg_inherits` has a parent of the relation.
     fn has_superclass(relid: pg_sys::Oid) -> bool;
+    /// What a partition is a partition of, directly and indirectly.
+    fn get_partition_ancestors(relid: pg_sys::Oid) -> *mut pg_sys::List;
     /// A relation and everything below it.
     fn find_all_inheritors(
         relid: pg_sys::Oid,
@@ -89,6 +98,57 @@ pub fn has_parent(relid: pg_sys::Oid) -> bool {
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| has_superclass(relid)) }
 }
 
+/// All that a relation is a partition or child of, as of now, and not of when the transaction began.
+fn ancestors(relid: pg_sys::Oid, is_partition: bool) -> Vec<pg_sys::Oid> {
+    if !has_parent(relid) {
+        return Vec::new();
+    }
+    if is_partition {
+        // SAFETY: looks into the catalog. A partition that is being detached has no ancestors any more.
+        return unsafe {
+            let above = pg_sys::ffi::pg_guard_ffi_boundary(|| get_partition_ancestors(relid));
+            elements(above).iter().map(|cell| cell.oid_value).collect()
+        };
+    }
+    let above = "WITH RECURSIVE above (relid) AS (
+                     SELECT inhparent FROM pg_inherits WHERE inhrelid = $1
+                     UNION SELECT i.inhparent FROM above JOIN pg_inherits i ON i.inhrelid = above.relid)
+                 SELECT relid FROM above ORDER BY relid";
+    spi::query(above, &[relid.into()], |row| Ok(row.get(1)?.unwrap_or_default())).unwrap_or_default()
+}
+
+/// Locks a relation and everything below it against everybody else until the transaction ends, if nobody is there.
+pub fn try_lock_tree(relid: pg_sys::Oid) -> bool {
+    let mode = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
+    // SAFETY: takes locks that are released at transaction end; the OIDs need not exist.
+    tree(relid).into_iter().all(|relid| unsafe { pg_sys::ConditionalLockRelationOid(relid, mode) })
+}
+
+/// A lock that outlives transactions: nobody renames, alters or drops the relation while it is there.
+pub struct Held(pg_sys::LockRelId);
+
+impl Held {
+    /// Waits no longer than `lock_timeout`.
+    pub fn against_ddl(relid: pg_sys::Oid) -> Self {
+        // SAFETY: a lock of this session, given back when the guard goes; the OID need not exist.
+        unsafe {
+            let mut id = pg_sys::LockRelId { relId: relid, dbId: pg_sys::MyDatabaseId };
+            pg_sys::LockRelationIdForSession(&mut id, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
+            Self(id)
+        }
+    }
+}
+
+impl Drop for Held {
+    /// Also while unwinding: an abort does not release it.
+    fn drop(&mut self) {
+        // SAFETY: locked by us.
+        unsafe {
+            pg_sys::UnlockRelationIdForSession(&mut self.0, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
+        }
+    }
+}
+
 /// How a relation is going to be used.
 #[derive(Clone, Copy, Debug)]
 pub enum Lock {
@@ -117,16 +177,15 @@ pub fn lock(relid: pg_sys::Oid, lock: Lock) -> Option<Shape> {
         let columns = attributes
             .iter()
             .filter(|attribute| !attribute.attisdropped)
-            .map(|attribute| (attribute.attnum, text(&attribute.attname), attribute.atttypid))
+            .map(|attribute| (attribute.attnum, text(&attribute.attname), attribute.atttypid, attribute.atttypmod))
             .collect();
         let namespace = pg_sys::get_namespace_name(form.relnamespace);
         let namespace =
             if namespace.is_null() { String::new() } else { CStr::from_ptr(namespace).to_string_lossy().into_owned() };
-        let has_parent = pg_sys::ffi::pg_guard_ffi_boundary(|| has_superclass(relid));
         let shape = Shape {
             namespace,
             name: text(&form.relname),
-            has_parent,
+            ancestors: ancestors(relid, form.relispartition),
             owner: form.relowner,
             is_heap: form.relam == pg_sys::HEAP_TABLE_AM_OID,
             has_triggers: form.relhastriggers,

@@ -34,8 +34,19 @@ impl Failure {
     }
 
     pub fn new(code: PgSqlErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), is_cancel: false }
+        Self { code, message: cut(message.into()), is_cancel: false }
     }
+}
+
+/// What is kept of a message: users write them, and they are stored and logged.
+const LONGEST_MESSAGE: usize = 1_000;
+
+fn cut(mut message: String) -> String {
+    if message.len() > LONGEST_MESSAGE {
+        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
+        message.push('…');
+    }
+    message
 }
 
 impl fmt::Display for Failure {
@@ -175,7 +186,7 @@ pub(super) fn catch<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, 
             let code = report.sql_error_code();
             let is_cancel =
                 code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED && report.function_name() == Some(CANCELLED_IN);
-            Err(Failure { code, message: report.message().into(), is_cancel })
+            Err(Failure { code, message: cut(report.message().into()), is_cancel })
         }
         CaughtError::RustPanic { ereport, .. } => {
             Err(Failure::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, ereport.message()))

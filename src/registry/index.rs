@@ -4,7 +4,7 @@ use super::table::{Subject, Table};
 use crate::catalog::RuleIndex;
 use crate::error::TtlError;
 use crate::pg::index::{self, Wanted};
-use crate::pg::{identity, spi};
+use crate::pg::{access, identity, spi};
 use crate::rule::{Expiry, IndexMethod, Options};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};
@@ -67,7 +67,9 @@ pub fn ensure(
     let suffix = if subject.attnum.is_some() { subject.name.as_str() } else { "expr" };
     let name = index::free_name(table.namespace, &table.name, suffix);
     if options.concurrently {
-        check_may_create(table)?;
+        if !access::may_create_in(&table.schema, access::current_role()) {
+            return Err(TtlError::SchemaPermission(table.schema.clone()));
+        }
         // One that is not valid yet is under way under its name.
         let pending = current.filter(|index| index.made_by_us && !index.is_valid);
         let (name, oid) = pending.map_or((name, None), |index| (index.name.clone(), index.oid));
@@ -82,12 +84,6 @@ pub fn ensure(
     );
     identity::sandboxed_as(author, || spi::execute(&create, &[]))?;
     Ok(Some(RuleIndex { name, oid: None, made_by_us: true, is_valid: true }))
-}
-
-/// Whether the caller could make the index himself.
-fn check_may_create(table: &Table) -> Result<(), TtlError> {
-    let may = spi::query("SELECT has_schema_privilege($1, 'CREATE')", &[table.namespace.into()], |row| row.get(1))?;
-    if may == [Some(true)] { Ok(()) } else { Err(TtlError::SchemaPermission(table.schema.clone())) }
 }
 
 /// Drops an index the extension made. One that is gone already is no error.

@@ -8,7 +8,7 @@ use crate::catalog::{Catalog, Definition, Rule, RuleIndex, StoredRule};
 use crate::error::TtlError;
 use crate::pg::expression::{self, Checked, Purpose};
 use crate::pg::names::{Regclass, Regprocedure};
-use crate::pg::{access, identity, relation, spi};
+use crate::pg::{access, board, identity, relation, spi};
 use crate::row;
 use crate::rule::{Given, Mark, Options, PartitionAction, Source, Window};
 use index::Conditions;
@@ -89,6 +89,10 @@ fn save_purge(table: &Table, id: i64, options: &Options, author: Oid) -> Result<
         return remove_purge(table, id, None);
     };
     let subject = table.subject(mark)?;
+    let filter = options.filter.as_deref().map(|filter| check_filter(table, filter, author)).transpose()?;
+    if filter.is_some_and(|filter| subject.attnum.is_some_and(|mark| filter.attnums.contains(&mark))) {
+        return Err(TtlError::PurgeFilter(subject.name));
+    }
     if Mark::of_type(subject.base_type) != Some(Mark::Instant) {
         return Err(TtlError::PurgeOfFlag(subject.name));
     }
@@ -97,7 +101,8 @@ fn save_purge(table: &Table, id: i64, options: &Options, author: Oid) -> Result<
     if stored.as_ref().is_some_and(|stored| stored.purges != Some(id)) {
         return Err(TtlError::PurgeTaken(subject.name));
     }
-    save(table, &subject, &purge, stored.as_ref(), author, Some(id))
+    save(table, &subject, &purge, stored.as_ref(), author, Some(id))?;
+    Catalog::open()?.pause_with(id)
 }
 
 /// Removes the rule that purges for a rule, unless it goes by the column that it is to go by.
@@ -117,7 +122,7 @@ pub fn table_name(table: Regclass) -> Result<String, TtlError> {
 
 /// The name of a function that was given as an option, if it can be called with rows.
 pub fn function_name(function: Regprocedure) -> Result<String, TtlError> {
-    let name = function.qualified_name().unwrap_or_else(|| function.0.to_u32().to_string());
+    let name = function.qualified_name().ok_or(TtlError::UnknownFunction(function.0.to_u32()))?;
     let fits = spi::query(
         "SELECT FROM pg_proc WHERE oid = $1 AND prokind = 'f' AND proargtypes = '2205 3802'::oidvector",
         &[function.0.into()],
@@ -233,6 +238,9 @@ fn save(
     } else {
         table.drop_triggers(MAKE_ROOM, Some(id))?;
     }
+    if index.is_some_and(|index| !index.is_valid) && !board::is_preloaded() && !catalog.has_worker()? {
+        notice!("the index is going to be made by a worker, and there is none: start one with ttl_start_worker()");
+    }
     if purges.is_none() { save_purge(table, id, options, author) } else { Ok(()) }
 }
 
@@ -242,11 +250,13 @@ fn check_surroundings(table: &Table, options: &Options) -> Result<(), TtlError> 
         return Err(TtlError::NotPartitioned(table.name.clone()));
     }
     if let Some(archive) = &options.archive_to {
-        let archive = Table::describe(table_oid(archive)?)?;
+        let archive = Table::describe(table_oid(archive)?).map_err(|error| match error {
+            TtlError::NotATable { name, kind } => TtlError::ArchiveKind { name, kind },
+            TtlError::TemporaryTable => TtlError::ArchiveTemporary,
+            error => error,
+        })?;
         archive.check_storage()?;
-        if relation::tree(archive.relid).iter().any(|part| relation::tree(table.relid).contains(part)) {
-            return Err(TtlError::ArchiveIsSource(table.name.clone()));
-        }
+        Archive::check_apart(archive.relid, table.relid)?;
         Archive::open(archive.relid, table.relid, table.owner)?;
     }
     if let Some(function) = &options.on_expire {

@@ -32,6 +32,10 @@ pub enum Invalid {
     PartitionAction(String),
     #[error("run window \"{0}\" is not one")]
     Window(String),
+    #[error("filter is too long")]
+    FilterTooLong,
+    #[error("{0} must be a span of time, and not negative")]
+    Span(&'static str),
     #[error("notify_channel must have 1 to 63 bytes")]
     Channel,
     #[error("option \"{0}\" makes no sense here")]

@@ -150,6 +150,9 @@ impl Options {
         if let Some((option, number)) = positive.into_iter().find_map(|(name, n)| Some((name, n.filter(|n| *n < 1)?))) {
             return Err(Invalid::TooSmall(option, number));
         }
+        if self.filter.as_ref().is_some_and(|filter| filter.len() > LONGEST_FILTER) {
+            return Err(Invalid::FilterTooLong);
+        }
         if self.run_every.is_some_and(Ttl::is_zero) {
             return Err(Invalid::Limit("run_every"));
         }
@@ -216,12 +219,19 @@ impl Options {
             .collect()
     }
 
+    /// The names of all options.
+    pub fn names() -> Vec<String> {
+        fields(&Self::default()).into_iter().map(|(name, _)| name).collect()
+    }
+
     /// The names of the options that can be reset.
     pub fn resettable() -> Vec<String> {
-        let names = fields(&Self::default()).into_iter().map(|(name, _)| name);
-        names.filter(|name| !REQUIRED.contains(&name.as_str())).collect()
+        Self::names().into_iter().filter(|name| !REQUIRED.contains(&name.as_str())).collect()
     }
 }
+
+/// Every session that plans a query may have to read it.
+const LONGEST_FILTER: usize = 100_000;
 
 /// PostgreSQL's NAMEDATALEN.
 const LONGEST_NAME: usize = 64;

@@ -96,7 +96,9 @@ fn read_days(text: &str) -> Option<[bool; 7]> {
 /// `HH:MM` or `HH:MM:SS`, up to `24:00`.
 fn read_time(text: &str) -> Option<u32> {
     let fields: Vec<_> = text.split(':').collect();
-    if !(2..=3).contains(&fields.len()) || fields.iter().any(|field| field.len() != 2) {
+    if !(2..=3).contains(&fields.len())
+        || fields.iter().any(|field| field.len() != 2 || !field.bytes().all(|byte| byte.is_ascii_digit()))
+    {
         return None;
     }
     let fields: Vec<u32> = fields.iter().map(|field| field.parse().ok()).collect::<Option<_>>()?;
@@ -188,6 +190,7 @@ mod tests {
             "Foo 01:00-02:00",
             "01:00-02:00 UTC too",
             "01:00 - 02:00",
+            "+1:00-02:00",
             "1-2",
             "01:00-02:00:00:00",
         ] {

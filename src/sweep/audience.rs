@@ -14,6 +14,11 @@ use serde_json::json;
 /// What PostgreSQL takes as the payload of a NOTIFY, in bytes.
 const LONGEST_PAYLOAD: usize = 7_999;
 
+const LARGEST_PIECE: usize = 64 << 20;
+
+/// What is said of a rule on an expression.
+const LONGEST_NAME: usize = 1_000;
+
 /// Opens the archive of a rule for the rows of a leaf, and says what its removals are to return.
 pub fn open(rule: &Rule, leaf: &Leaf) -> Result<(Option<Archive>, Option<Audience>), TtlError> {
     if !rule.options.has_audience() {
@@ -40,17 +45,47 @@ fn key_columns(relid: Oid) -> Result<Vec<String>, TtlError> {
     )
 }
 
+/// Puts arrays together, which have come of rows that had to be removed one by one, but for what PostgreSQL could not hold in one
+/// value.
+fn pieces<'a>(arrays: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut pieces: Vec<String> = Vec::new();
+    for elements in arrays.map(|array| &array[1..array.len() - 1]) {
+        match pieces.last_mut() {
+            Some(piece) if piece.len() + elements.len() < LARGEST_PIECE => {
+                piece.push_str(", ");
+                piece.push_str(elements);
+            }
+            _ => pieces.push(elements.to_owned()),
+        }
+    }
+    pieces.into_iter().map(|piece| format!("[{piece}]")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LARGEST_PIECE, pieces};
+
+    #[test]
+    fn arrays_are_put_together_but_for_what_is_too_much() {
+        assert_eq!(pieces(["[1, 2]", "[3]"].into_iter()), ["[1, 2, 3]"]);
+        let large = format!("[\"{}\"]", "x".repeat(LARGEST_PIECE / 2));
+        let lengths: Vec<_> =
+            pieces([large.as_str(), "[1]", &large, &large].into_iter()).iter().map(String::len).collect();
+        assert_eq!(lengths.len(), 3, "{lengths:?}");
+        assert!(pieces(std::iter::empty()).is_empty());
+    }
+}
+
 /// Tells of a batch, in its transaction: if that fails, the rows stay.
 pub fn tell(rule: &Rule, leaf: &Leaf, done: &Done) -> Result<(), TtlError> {
     if done.removed == 0 {
         return Ok(());
     }
     if let (Some(_), Some(function)) = (rule.hook, &rule.options.on_expire) {
-        let arrays = done.taken.iter().filter_map(|taken| taken.rows.as_deref());
-        let rows: Vec<_> = arrays.map(|array| &array[1..array.len() - 1]).collect();
         let call = format!("SELECT {function}($1::regclass, $2::jsonb)");
-        let args = [rule.relid.into(), format!("[{}]", rows.join(", ")).into()];
-        in_sandbox(rule, || spi::execute(&call, &args))?;
+        for rows in pieces(done.taken.iter().filter_map(|taken| taken.rows.as_deref())) {
+            in_sandbox(rule, || spi::execute(&call, &[rule.relid.into(), rows.into()]))?;
+        }
     }
     let range = match done.taken.as_slice() {
         [taken] => taken.range.as_deref(),
@@ -73,7 +108,7 @@ pub fn notify(
     range: Option<&str>,
 ) -> Result<(), TtlError> {
     let Some(channel) = &rule.options.notify_channel else { return Ok(()) };
-    let (table, rule) = (&rule.table, &rule.name);
+    let (table, rule) = (&rule.table, &rule.name[..rule.name.floor_char_boundary(LONGEST_NAME)]);
     let facts =
         json!({ "table": table, "rule": rule, "relation": relation, "action": action, "count": count }).to_string();
     // The range is put in as it came from the server, so that no digit of a number is lost.

@@ -1,105 +1,146 @@
 //! Making the index of a rule without keeping anybody from writing: in the transactions of `CREATE INDEX CONCURRENTLY`, in a
 //! worker of its own, because it waits for the transactions of others.
 
-use super::{in_sandbox, leaf, scan};
+use super::{in_sandbox, leaf};
 use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
+use crate::pg::board::{self, Progress};
 use crate::pg::expression::{self, Purpose};
-use crate::pg::index;
+use crate::pg::index::{self, Wanted};
 use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Lock};
 use crate::pg::transaction::{Failure, Scope};
-use crate::pg::{spi, statement};
+use crate::pg::{access, spi, statement};
+use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::pg_sys::Oid;
-use pgrx::spi::{quote_identifier, quote_qualified_identifier};
+use pgrx::spi::quote_identifier;
 use std::time::Duration;
 
-/// An index to be made.
-struct Target {
-    relid: Oid,
-    schema: String,
-    table: String,
-    name: String,
-}
+const SCOPE: Scope = Scope::Transaction;
 
 /// Makes the index, if it is not there. A partitioned table has that of every partition made first, so that its own takes
-/// no time.
+/// no time. Ends early if the rule changes.
 pub fn run(catalog: &Catalog, rule: &Rule) -> Result<(), Failure> {
-    let Some(name) = &rule.pending_index else { return Ok(()) };
-    let scope = Scope::Transaction;
-    let definition = scope.attempt(|| in_sandbox(rule, || Ok(definition(rule))))?;
-    for target in scope.attempt(|| in_sandbox(rule, || targets(rule, name)))? {
-        match target.existing(rule)? {
-            Some((_, true)) => continue,
-            Some((leftover, false)) if statement::can_run_alone() => {
-                statement::run_alone(&format!("DROP INDEX CONCURRENTLY {leftover}"), rule.owner, Duration::ZERO)?;
-            }
-            Some((leftover, false)) => {
-                let drop = format!("DROP INDEX {leftover}");
-                scope.attempt(|| in_sandbox(rule, || spi::execute(&drop, &[])))?;
-            }
-            None => {}
+    let Some(wished) = &rule.pending_index else { return Ok(()) };
+    // A worker that was started anew may not know that somebody is at it.
+    if !SCOPE.attempt(|| Ok(catalog.claim_building(rule)))? {
+        return Ok(());
+    }
+    board::report(Progress {
+        rule_id: rule.id,
+        relid: rule.relid.to_u32(),
+        started_at: clock_timestamp().into(),
+        is_building: true,
+        ..Progress::default()
+    });
+    let predicate = SCOPE.attempt(|| in_sandbox(rule, || Ok(predicate(rule))))?;
+    let build = Build { rule, predicate };
+    let relids = SCOPE.attempt(|| if rule.is_partitioned { leaf::all(rule) } else { Ok(vec![rule.relid]) })?;
+    let mut made = None;
+    for relid in relids {
+        if SCOPE.attempt(|| catalog.has_changed(rule))? {
+            return Ok(());
         }
-        let on = quote_qualified_identifier(&target.schema, &target.table);
-        let create = format!("CREATE INDEX CONCURRENTLY {} ON {on} {definition}", quote_identifier(&target.name));
-        statement::create_index_alone(&create, target.relid, rule.owner)?;
+        made = build.make(relid, (!rule.is_partitioned).then_some(wished))?;
     }
     if rule.is_partitioned {
-        let create = format!("CREATE INDEX {} ON {} {definition}", quote_identifier(name), rule.table);
-        scope.attempt(|| in_sandbox(rule, || spi::execute(&create, &[])))?;
+        made = SCOPE.attempt(|| {
+            let (_, name) = build.name(rule.relid, Some(wished))?;
+            in_sandbox(rule, || spi::execute(&build.command("", &name, &rule.table), &[]))?;
+            Ok(Some((name, true)))
+        })?;
     }
-    scope.attempt(|| catalog.bind_index(rule.id))
+    match made {
+        Some((name, is_ours)) => SCOPE.attempt(|| catalog.bind_index(rule, &name, is_ours)),
+        None => Ok(()),
+    }
 }
 
-/// What stands behind the table's name.
-fn definition(rule: &Rule) -> String {
-    let filter = rule.options.filter.as_ref().filter(|filter| is_immutable(rule.relid, filter));
-    let unmarked = rule.mark.as_ref().map(|(column, mark)| mark.unmarked(column));
-    let conditions: Vec<_> = filter.into_iter().chain(&unmarked).map(|condition| format!("({condition})")).collect();
-    let predicate = if conditions.is_empty() { String::new() } else { format!(" WHERE {}", conditions.join(" AND ")) };
-    format!("USING {} (({})){predicate}", rule.options.index_method, rule.expiry.compared())
+struct Build<'a> {
+    rule: &'a Rule,
+    /// Of the index: what holds for all rows in it.
+    predicate: Option<String>,
 }
 
-fn is_immutable(relid: Oid, filter: &str) -> bool {
-    expression::check(relid, filter, Purpose::Filter).is_ok_and(|checked| checked.immutable)
-}
-
-/// The relations with rows of their own, each with the name of its index.
-fn targets(rule: &Rule, name: &str) -> Result<Vec<Target>, TtlError> {
-    let relids = if rule.is_partitioned { leaf::all(rule)? } else { vec![rule.relid] };
-    let suffix = if rule.attnum.is_some() { rule.name.as_str() } else { "expr" };
-    spi::read(
-        "SELECT c.oid, n.nspname::text, c.relname::text
-         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY ($1) ORDER BY c.oid",
-        &[relids.into()],
-        |row| {
-            let table: String = row.get(3)?.unwrap_or_default();
-            let name = if rule.is_partitioned { index::usual_name(&table, suffix) } else { name.to_owned() };
-            Ok(Target { relid: row.get(1)?.unwrap_or_default(), schema: row.get(2)?.unwrap_or_default(), table, name })
-        },
-    )
-}
-
-impl Target {
-    /// The index of the table that has the name already, and whether it is what is wanted. If it is not, it is what is left
-    /// of an attempt that failed, or that was made for what the rule said then.
-    fn existing(&self, rule: &Rule) -> Result<Option<(String, bool)>, Failure> {
-        let of_the_name = |relid: Oid| {
-            spi::read(
-                "SELECT i.indexrelid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-                 WHERE i.indrelid = $1 AND c.relname = $2",
-                &[relid.into(), self.name.as_str().into()],
-                |row| Ok(row.get::<Oid>(1)?.unwrap_or_default()),
-            )
-        };
-        let method = rule.options.index_method.to_string();
-        Scope::Transaction.attempt(|| {
+impl Build<'_> {
+    /// Makes the index of one relation; returns its name, and whether it is ours. An equivalent one that is there will do; what is
+    /// left of an attempt that failed is dropped.
+    fn make(&self, relid: Oid, wished: Option<&String>) -> Result<Option<(String, bool)>, Failure> {
+        let rule = self.rule;
+        let existing = SCOPE.attempt(|| {
             in_sandbox(rule, || {
-                relation::lock(self.relid, Lock::Read);
-                let Some(oid) = of_the_name(self.relid)?.into_iter().next() else { return Ok(None) };
-                let is_wanted = scan::serving_index(rule, self.relid, &method, false)? == Some(oid);
-                Ok(Regclass(oid).qualified_name().map(|name| (name, is_wanted)))
+                relation::lock(relid, Lock::Read);
+                let method = rule.options.index_method.to_string();
+                index::equivalents(&Wanted {
+                    relid,
+                    key: &rule.expiry.compared(),
+                    method: &method,
+                    condition: self.predicate.as_deref(),
+                    at_once: false,
+                    guarantee: None,
+                })
             })
-        })
+        })?;
+        if let Some(index) = existing.iter().find(|index| index.is_valid) {
+            let name = SCOPE.attempt(|| Ok(access::relation_name(index.oid)))?;
+            return Ok(name.map(|name| (name.clone(), wished == Some(&name))));
+        }
+        for leftover in existing {
+            self.drop(leftover.oid)?;
+        }
+        let (name, table) = SCOPE.attempt(|| {
+            let (schema, name) = self.name(relid, wished)?;
+            if !access::may_create_in(&schema, rule.owner) {
+                return Err(TtlError::SchemaPermission(schema));
+            }
+            Ok((name, Regclass(relid).qualified_name().unwrap_or_default()))
+        })?;
+        statement::create_index_alone(&self.command("CONCURRENTLY ", &name, &table), relid, rule.owner)?;
+        Ok(Some((name, true)))
     }
+
+    /// Drops what is left of an attempt, if it was ours: users may make an index at this moment, too.
+    fn drop(&self, index: Oid) -> Result<(), Failure> {
+        let name = SCOPE.attempt(|| {
+            let is_ours = access::relation_name(index).is_some_and(|name| name.starts_with(index::PREFIX));
+            Ok(Regclass(index).qualified_name().filter(|_| is_ours))
+        })?;
+        let Some(name) = name else { return Ok(()) };
+        if statement::can_run_alone() {
+            return statement::run_alone(&format!("DROP INDEX CONCURRENTLY {name}"), self.rule.owner, Duration::ZERO);
+        }
+        SCOPE.attempt(|| in_sandbox(self.rule, || spi::execute(&format!("DROP INDEX {name}"), &[])))?;
+        Ok(())
+    }
+
+    /// The schema of a relation, and a name for its index: that which was wished for, if it is free.
+    fn name(&self, relid: Oid, wished: Option<&String>) -> Result<(String, String), TtlError> {
+        let suffix = if self.rule.attnum.is_some() { self.rule.name.as_str() } else { "expr" };
+        let (schema, table) = Regclass(relid).split_name().ok_or(TtlError::UnknownTable(relid.to_u32()))?;
+        let namespace = access::namespace_of(relid);
+        let name = wished.filter(|name| index::is_free(namespace, name)).cloned();
+        Ok((schema, name.unwrap_or_else(|| index::free_name(namespace, &table, suffix))))
+    }
+
+    fn command(&self, how: &str, name: &str, table: &str) -> String {
+        let Rule { options, expiry, .. } = self.rule;
+        let predicate = self.predicate.as_ref().map_or_else(String::new, |condition| format!(" WHERE {condition}"));
+        let name = quote_identifier(name);
+        format!(
+            "CREATE INDEX {how}{name} ON {table} USING {} (({})){predicate}",
+            options.index_method,
+            expiry.compared()
+        )
+    }
+}
+
+/// As at registration: the filter, if that is immutable, and the mark.
+fn predicate(rule: &Rule) -> Option<String> {
+    let is_immutable = |filter: &&String| {
+        expression::check(rule.relid, filter, Purpose::Filter).is_ok_and(|checked| checked.immutable)
+    };
+    let unmarked = rule.mark.as_ref().map(|(column, mark)| mark.unmarked(column));
+    let filter = rule.options.filter.as_ref().filter(is_immutable);
+    let conditions: Vec<_> = filter.into_iter().chain(&unmarked).map(|condition| format!("({condition})")).collect();
+    (!conditions.is_empty()).then(|| conditions.join(" AND "))
 }

@@ -44,7 +44,9 @@ impl Leaf {
             return Err(TtlError::NotAHeap(self.name));
         }
         // Under its old name there may be another table by now. What became of columns, the rule's version tells.
-        let is_same = shape.owner() == rule.owner && shape.qualified_name() == self.name;
+        let is_same = shape.owner() == rule.owner
+            && shape.qualified_name() == self.name
+            && shape.belongs_to(self.relid, rule.relid);
         Ok(is_same.then_some(Self { shape: Some(shape), ..self }))
     }
 
@@ -115,14 +117,16 @@ pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
         }
         _ => "false".into(),
     };
+    // A partition that is being detached is a part by itself, and not of one that goes as a whole.
     let sql = format!(
-        "WITH RECURSIVE tree (relid, attnum, part, parent, is_pending) AS (
-             SELECT $1, $2, NULL::oid, NULL::oid, false
+        "WITH RECURSIVE tree (relid, attnum, part, parent, is_pending, is_ranged) AS (
+             SELECT $1, $2, NULL::oid, NULL::oid, false, false
              UNION ALL
              SELECT i.inhrelid, a.attnum,
-                    CASE WHEN tree.part IS NOT NULL THEN tree.part WHEN i.inhdetachpending OR {is_whole} THEN i.inhrelid END,
-                    CASE WHEN tree.part IS NOT NULL THEN tree.parent ELSE tree.relid END,
-                    tree.is_pending OR i.inhdetachpending
+                    CASE WHEN i.inhdetachpending THEN i.inhrelid WHEN tree.part IS NOT NULL THEN tree.part
+                         WHEN {is_whole} THEN i.inhrelid END,
+                    CASE WHEN i.inhdetachpending OR tree.part IS NULL THEN tree.relid ELSE tree.parent END,
+                    tree.is_pending OR i.inhdetachpending, tree.is_ranged OR k.partrelid IS NOT NULL
              FROM tree
              JOIN pg_inherits i ON i.inhparent = tree.relid
              JOIN pg_class c ON c.oid = i.inhrelid
@@ -132,14 +136,15 @@ pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
                     ON k.partrelid = tree.relid AND k.partstrat = 'r' AND k.partattrs[0] = tree.attnum
                    AND (SELECT o.opcdefault AND o.opcnamespace = 'pg_catalog'::regnamespace
                         FROM pg_opclass o WHERE o.oid = k.partclass[0])
-             LEFT JOIN LATERAL (SELECT {lower} AS lower, {upper} AS upper) AS bound ON k.partrelid IS NOT NULL
+             CROSS JOIN LATERAL (SELECT CASE WHEN k.partrelid IS NOT NULL THEN {lower} END AS lower,
+                                        CASE WHEN k.partrelid IS NOT NULL THEN {upper} END AS upper) AS bound
              WHERE coalesce(bound.lower <= {cutoff}, true))
          SELECT DISTINCT c.oid, format('%I.%I', n.nspname, c.relname),
                 CASE WHEN c.relkind = 'f' THEN 'is a foreign table'
                      WHEN am.amname <> 'heap' THEN format('has access method %s', am.amname)
                      WHEN c.relowner <> $3 THEN 'has another owner'
                 END,
-                tree.part, tree.parent, tree.is_pending
+                tree.part, tree.parent, tree.is_pending, tree.is_ranged
          FROM tree
          JOIN pg_class c ON c.oid = tree.relid AND c.relkind <> 'p'
          JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -150,7 +155,10 @@ pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
     );
     let key = rule.attnum.filter(|_| source.compares_value());
     let found = spi::read(&sql, &[rule.relid.into(), key.into(), rule.owner.into()], |row| {
-        let leaf = Leaf::new(row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default());
+        let mut leaf = Leaf::new(row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default());
+        if rule.options.partition_action != PartitionAction::Delete && row.get(7)? != Some(true) {
+            leaf.kept_by.push(format!("partition {} is not one by a range of the column", leaf.name));
+        }
         Ok((leaf, row.get::<String>(3)?, row.get::<Oid>(4)?.zip(row.get::<Oid>(5)?), row.get(6)?.unwrap_or(false)))
     })?;
     let mut leaves = Leaves::default();

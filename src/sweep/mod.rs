@@ -102,7 +102,11 @@ impl Sweep {
     /// loaded.
     pub fn begin(catalog: &Catalog, rule: Rule, trigger: Trigger, scope: Scope) -> Result<Option<Self>, Failure> {
         let catalog = catalog.clone();
+        if let Some(lacks) = &rule.lacks {
+            return Err(lacks.clone());
+        }
         let prepared = scope.attempt(|| {
+            rule.archive.map_or(Ok(()), |archive| Archive::check_apart(archive, rule.relid))?;
             in_sandbox(&rule, || {
                 let cutoff = cutoff::of(&rule)?;
                 let leaves = leaf::find(&rule, &cutoff.literal)?;
@@ -142,7 +146,10 @@ impl Sweep {
         let step = self.try_step(limit.min(usize::try_from(left).unwrap_or(usize::MAX)));
         let wal_bytes = process::wal_bytes() - wal_before;
         self.tally.wal_bytes += wal_bytes;
-        self.pace.spend(&self.rule, self.tally.rows - rows_before, wal_bytes);
+        // What does not wait itself, and may be rolled back, is not for others to wait for.
+        if self.scope != Scope::Subtransaction {
+            self.pace.spend(&self.rule, self.tally.rows - rows_before, wal_bytes);
+        }
         step.or_else(|failure| {
             // What fails because names have changed under it is no fault of the rule.
             let part_is_gone = self.rule.has_children && failure.code == PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE;
@@ -288,6 +295,9 @@ impl Sweep {
             && self.tally.locked == self.rule.locked_rows
             && skipped == self.rule.skipped_parts
             && self.tally.blocked_by.is_some() == self.rule.last_error.is_some();
+        // The error of making an index is the builder's to take back.
+        let keeps_error = self.rule.pending_index.is_some() && end.is_ok() && self.tally.blocked_by.is_none();
+        let nothing_new = nothing_new || (keeps_error && self.tally.blocked == 0 && self.tally.locked == 0);
         if end.is_ok() && self.tally.rows == 0 && self.tally.partitions == 0 && (nothing_new || !complete) {
             return Ok(());
         }
@@ -309,6 +319,8 @@ impl Sweep {
                     blocked_by: self.tally.blocked_by.as_ref(),
                     failure: end.as_ref().err(),
                     complete,
+                    through: complete || *end == Ok(Step::Enough),
+                    keeps_error,
                 },
             )
         })
@@ -346,6 +358,8 @@ pub fn record_failure(
                 blocked_by: None,
                 failure: Some(failure),
                 complete: false,
+                through: false,
+                keeps_error: false,
             },
         )
     })

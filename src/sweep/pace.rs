@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 /// How soon a standby that lags is looked at again.
 const LOOK_AT_STANDBYS: Duration = Duration::from_millis(200);
 
+/// What one batch can cost, in microseconds: a function that writes much in it is not to stop the whole server.
+const LONGEST_DEBT: i64 = 10_000_000;
+
 /// The pace of one sweep.
 #[derive(Default)]
 pub struct Pace {
@@ -46,9 +49,9 @@ impl Pace {
         Ok(lags.then_some((Hold::ReplicaLag, LOOK_AT_STANDBYS)))
     }
 
-    /// Takes down what a batch did.
+    /// Takes down what a batch did. Others wait for it no longer than a while, whatever it was.
     pub fn spend(&mut self, rule: &Rule, rows: i64, wal_bytes: i64) {
-        let micros = |amount: i64, rate: i64| amount.saturating_mul(1_000_000) / rate.max(1);
+        let micros = |amount: i64, rate: i64| (amount.saturating_mul(1_000_000) / rate.max(1)).min(LONGEST_DEBT);
         if let Some(rate) = rule.options.max_rows_per_second {
             let cost = Duration::from_micros(micros(rows, rate.into()).unsigned_abs());
             self.paid = Some(self.paid.map_or_else(Instant::now, |paid| paid.max(Instant::now())) + cost);

@@ -6,15 +6,12 @@ use crate::catalog::{Catalog, Claim, Rule};
 use crate::error::TtlError;
 use crate::guc;
 use crate::pg::names::Regclass;
-use crate::pg::relation::{self, Lock};
+use crate::pg::relation::{self, Held, Lock};
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{spi, statement};
 use crate::rule::PartitionAction;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
-
-/// How often a lock is asked for in one sweep.
-const ATTEMPTS: u32 = 3;
 
 /// A partition that cannot hold a row beyond the cutoff, with everything below it.
 pub struct Part {
@@ -24,7 +21,6 @@ pub struct Part {
     parent: Oid,
     /// The relations in it that have rows.
     pub leaves: Vec<Leaf>,
-    attempts: u32,
 }
 
 /// What became of a part.
@@ -32,23 +28,25 @@ pub enum Removal {
     Done,
     /// It goes by rows after all.
     ByRows(Part),
-    /// Somebody has it locked; to be tried again.
-    Later(Part),
     Ended(Step),
+}
+
+enum Verdict {
+    Go,
+    ByRows,
+    End(Step),
 }
 
 impl Part {
     pub fn new(relid: Oid, name: String, parent: Oid) -> Self {
-        Self { relid, name, parent, leaves: Vec::new(), attempts: 0 }
+        Self { relid, name, parent, leaves: Vec::new() }
     }
 
     /// Drops or detaches the partition. `cutoff` is that of the sweep.
-    pub fn remove(mut self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Removal, Failure> {
-        // That has transactions of its own, which only a worker can have.
-        let is_concurrent = rule.options.partition_action == PartitionAction::Detach
-            && scope == Scope::Transaction
-            && statement::can_run_alone();
-        let removed = if is_concurrent {
+    pub fn remove(self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Removal, Failure> {
+        let is_drop = rule.options.partition_action == PartitionAction::Drop;
+        // Detaching concurrently has transactions of its own, which only a worker can have.
+        let removed = if !is_drop && scope == Scope::Transaction && statement::can_run_alone() {
             self.detach(rule, catalog, cutoff)
         } else {
             scope.attempt(|| self.remove_at_once(rule, catalog, cutoff))
@@ -57,48 +55,60 @@ impl Part {
             Ok(Verdict::Go) => Ok(Removal::Done),
             Ok(Verdict::ByRows) => Ok(Removal::ByRows(self)),
             Ok(Verdict::End(step)) => Ok(Removal::Ended(step)),
-            Err(failure) if failure.code == PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE && !is_concurrent => {
-                self.attempts += 1;
-                if self.attempts < ATTEMPTS { Ok(Removal::Later(self)) } else { Err(failure) }
-            }
+            // What depends on a partition says no to a drop. Who wants it detached wants to keep its rows.
+            Err(failure) if is_drop && !failure.is_cancel && !is_about_locks(&failure) => Ok(Removal::ByRows(self)),
             Err(failure) => Err(failure),
         }
     }
 
-    /// Under a lock that nobody else shares.
+    /// Under locks that nobody else shares.
     fn remove_at_once(&self, rule: &Rule, catalog: &Catalog, cutoff: &str) -> Result<Verdict, TtlError> {
+        // Nobody is to wait for the parent while we wait for a part that somebody uses.
+        if !relation::try_lock_tree(self.relid) {
+            return Err(TtlError::PartInUse(self.name.clone()));
+        }
         let verdict = self.judge(rule, catalog, cutoff, Lock::Drop)?;
         if !matches!(verdict, Verdict::Go) {
             return Ok(verdict);
         }
-        let parent = relation::lock(self.parent, Lock::Drop).map(|shape| shape.qualified_name()).unwrap_or_default();
+        let parent = Regclass(self.parent).qualified_name().unwrap_or_default();
         let command = match rule.options.partition_action {
             PartitionAction::Drop => format!("DROP TABLE {}", self.name),
             _ => format!("ALTER TABLE {parent} DETACH PARTITION {}", self.name),
         };
         in_sandbox(rule, || spi::execute(&command, &[]))?;
+        // The lock is on the relation; its name may have come to mean another when a schema was renamed.
+        if relation::has_parent(self.relid) {
+            return Err(TtlError::AnotherPart(self.name.clone()));
+        }
         self.record(rule, catalog)?;
         Ok(verdict)
     }
 
-    /// Without keeping anybody from the table, where PostgreSQL can. Between the judgement and the deed the rule may change;
-    /// but nothing is lost by detaching.
+    /// Without keeping anybody from the table, where PostgreSQL can. Between the judgement and the deed nobody can rename or
+    /// alter the relations; the rule may change, but nothing is lost by detaching.
     fn detach(&self, rule: &Rule, catalog: &Catalog, cutoff: &str) -> Result<Verdict, Failure> {
         let scope = Scope::Transaction;
-        let judged = scope.attempt(|| {
-            let verdict = self.judge(rule, catalog, cutoff, Lock::Read)?;
-            let parent = relation::lock(self.parent, Lock::Read).map(|shape| shape.qualified_name());
-            Ok((verdict, parent.unwrap_or_default(), self.has_default_sibling()?))
+        let (verdict, parent, _held) = scope.attempt(|| {
+            let held = in_sandbox(rule, || Ok([self.parent, self.relid].map(Held::against_ddl)))?;
+            let mut verdict = self.judge(rule, catalog, cutoff, Lock::Read)?;
+            let parent = Regclass(self.parent).qualified_name().unwrap_or_default();
+            if matches!(verdict, Verdict::Go) && self.has_default_sibling()? {
+                verdict = Verdict::ByRows;
+                return Ok((verdict, String::new(), held));
+            }
+            Ok((verdict, parent, held))
         })?;
-        match judged {
-            (Verdict::Go, parent, false) => {
+        match verdict {
+            Verdict::Go => {
                 let detach = format!("ALTER TABLE {parent} DETACH PARTITION {} CONCURRENTLY", self.name);
                 statement::run_alone(&detach, rule.owner, guc::lock_timeout())?;
                 scope.attempt(|| self.record(rule, catalog))?;
                 Ok(Verdict::Go)
             }
-            (Verdict::Go, ..) => scope.attempt(|| self.remove_at_once(rule, catalog, cutoff)),
-            (verdict, ..) => Ok(verdict),
+            // There is a default partition, which that would have to lock.
+            Verdict::ByRows if parent.is_empty() => scope.attempt(|| self.remove_at_once(rule, catalog, cutoff)),
+            verdict => Ok(verdict),
         }
     }
 
@@ -108,11 +118,13 @@ impl Part {
         audience::notify(rule, &self.name, action, None, None)
     }
 
-    /// Whether it may go, with its locks held: the parent's first, as queries take them, and then the rule's.
+    /// Whether it may go, with the locks of parent and part held, and then the rule's.
     fn judge(&self, rule: &Rule, catalog: &Catalog, cutoff: &str, lock: Lock) -> Result<Verdict, TtlError> {
         let is_there = in_sandbox(rule, || {
             let (parent, part) = (relation::lock(self.parent, lock), relation::lock(self.relid, lock));
-            Ok(parent.is_some() && part.is_some_and(|part| part.qualified_name() == self.name))
+            Ok(parent.is_some()
+                && part
+                    .is_some_and(|part| part.qualified_name() == self.name && part.belongs_to(self.relid, rule.relid)))
         })?;
         if !is_there {
             return Ok(Verdict::End(Step::Outdated));
@@ -122,20 +134,27 @@ impl Part {
             Claim::Busy => return Ok(Verdict::End(Step::Busy)),
             Claim::Changed => return Ok(Verdict::End(Step::Outdated)),
         }
-        let obstacles = in_sandbox(rule, || obstacles(rule, &[self.relid], cutoff))?;
-        let may_go = matches!(obstacles.as_slice(), [(relid, parent, obstacles)]
-                              if (*relid, *parent) == (self.relid, self.parent) && obstacles.is_empty());
-        Ok(if may_go { Verdict::Go } else { Verdict::ByRows })
+        match in_sandbox(rule, || obstacles(rule, &[self.relid], cutoff))?.as_slice() {
+            [(relid, parent, obstacles)] if (*relid, *parent) == (self.relid, self.parent) => {
+                Ok(if obstacles.is_empty() { Verdict::Go } else { Verdict::ByRows })
+            }
+            _ => Ok(Verdict::End(Step::Outdated)),
+        }
     }
 
     fn has_default_sibling(&self) -> Result<bool, TtlError> {
-        let found = spi::read(
+        let found = spi::query(
             "SELECT partdefid <> 0 FROM pg_partitioned_table WHERE partrelid = $1",
             &[self.parent.into()],
             |row| row.get(1),
         )?;
         Ok(found == [Some(true)])
     }
+}
+
+/// Whether somebody was in the way, in one way or the other.
+fn is_about_locks(failure: &Failure) -> bool {
+    [PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED].contains(&failure.code)
 }
 
 impl Sweep {
@@ -153,13 +172,13 @@ impl Sweep {
         Ok(Step::Removed(0))
     }
 
-    /// Leaves what somebody has locked for the next sweep, and goes on with the rest. A table can have one partition that is
-    /// half detached, so others have to wait for that one.
+    /// Leaves a partition for the next sweep, and goes on. If it was the parent that could not be had, others are not tried: all
+    /// who use the table wait while we wait for it. Nor can a table have two partitions that are half detached.
     fn put_off(&mut self, failure: Failure) -> Result<(), Failure> {
-        if failure.code != PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE {
+        if failure.is_cancel {
             return Err(failure);
         }
-        if self.rule.options.partition_action == PartitionAction::Detach {
+        if failure.message != TtlError::PART_IN_USE {
             self.leaves.whole.clear();
         }
         self.late = Some(failure);
@@ -171,18 +190,11 @@ impl Sweep {
         match part.remove(&self.rule, &self.catalog, self.scope, &self.cutoff) {
             Ok(Removal::Done) => self.tally.partitions += 1,
             Ok(Removal::ByRows(part)) => self.leaves.sweepable.extend(part.leaves),
-            Ok(Removal::Later(part)) => self.leaves.whole.push_back(part),
             Ok(Removal::Ended(step)) => return Ok(step),
             Err(failure) => self.put_off(failure)?,
         }
         Ok(Step::Removed(0))
     }
-}
-
-enum Verdict {
-    Go,
-    ByRows,
-    End(Step),
 }
 
 /// Ends the detaching that somebody, an earlier sweep as a rule, was interrupted in.
@@ -244,6 +256,10 @@ pub fn obstacles(rule: &Rule, parts: &[Oid], cutoff: &str) -> Result<Vec<(Oid, O
                         AND pg_get_expr(c.relpartbound, 0) <> 'DEFAULT'
                         AND (c.oid <> ALL ($1) OR {upper} > part.upper))
                   THEN 'is the last partition' END,
+             CASE WHEN (SELECT c.relowner <> $2 FROM pg_class c WHERE c.oid = part.parent) THEN 'is part of a table of another owner' END,
+             CASE WHEN EXISTS (SELECT FROM pg_inherits i JOIN below ON below.oid = i.inhparent
+                               WHERE i.inhdetachpending AND below.part = part.relid)
+                  THEN 'has a partition that is being detached' END,
              (SELECT format('has part %s of another kind or owner', below.oid::regclass) FROM below
               WHERE below.part = part.relid AND (below.relowner <> $2 OR below.relkind NOT IN ('r', 'p')) LIMIT 1),
              (SELECT format('is referenced by foreign key %I of table %s', k.conname, k.conrelid::regclass)
@@ -253,8 +269,9 @@ pub fn obstacles(rule: &Rule, parts: &[Oid], cutoff: &str) -> Result<Vec<(Oid, O
               WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 8 <> 0 AND below.part = part.relid LIMIT 1),
              CASE WHEN $3 THEN (
                  SELECT format('is used by %s', pg_describe_object(d.classid, d.objid, d.objsubid))
-                 FROM pg_depend d JOIN below ON below.oid = d.refobjid
-                 WHERE d.refclassid = 'pg_class'::regclass AND d.deptype = 'n' AND below.part = part.relid
+                 FROM pg_depend d
+                 JOIN below ON (d.refclassid, d.refobjid) IN (('pg_class'::regclass, below.oid), ('pg_type'::regclass, below.reltype))
+                 WHERE d.deptype = 'n' AND below.part = part.relid
                    AND d.classid IN ('pg_rewrite'::regclass, 'pg_proc'::regclass, 'pg_constraint'::regclass,
                                      'pg_policy'::regclass)
                    AND NOT EXISTS (SELECT FROM pg_constraint k WHERE d.classid = 'pg_constraint'::regclass
@@ -263,7 +280,8 @@ pub fn obstacles(rule: &Rule, parts: &[Oid], cutoff: &str) -> Result<Vec<(Oid, O
          FROM part ORDER BY part.upper"
     );
     let is_drop = rule.options.partition_action == PartitionAction::Drop;
-    spi::read(&sql, &[parts.to_vec().into(), rule.owner.into(), is_drop.into()], |row| {
+    // What is true now counts, and not what was when the transaction began to wait for locks.
+    spi::query(&sql, &[parts.to_vec().into(), rule.owner.into(), is_drop.into()], |row| {
         Ok((
             row.get(1)?.unwrap_or_default(),
             row.get(2)?.unwrap_or_default(),

@@ -121,6 +121,7 @@ impl Preview {
         preview.count(&statements, look, most)?;
         preview.compare(&statements, percent)?;
         preview.blockers = blockers(rule, &leaf)?;
+        preview.blockers.extend(rule.lacks.iter().map(|lacks| lacks.message.clone()));
         preview.blockers.extend(leaf.kept_by);
         preview.relation = leaf.name;
         preview.duration = rate.map(|rate| Interval::from_micros((preview.rows as f64 / rate * 1e6) as i64));

@@ -20,6 +20,8 @@ pub extern "C-unwind" fn pg_ttl_index_builder_main(argument: pg_sys::Datum) {
     match build::run(&catalog, &rule) {
         // The rule can be swept by it at once.
         Ok(()) => board::wake(),
+        // Somebody wants the table: the next pass begins again.
+        Err(failure) if failure.is_cancel => {}
         Err(failure) => {
             let is_known = rule.last_error.as_deref() == Some(&failure.to_string());
             report_broken(&catalog, (rule.id, rule.version), &failure, is_known);

@@ -130,6 +130,18 @@ struct Job {
     /// When its window closes.
     closes_at: Option<TimestampWithTimeZone>,
     not_before: Instant,
+    /// When its sweep began.
+    begun: Option<Instant>,
+}
+
+/// What a turn came to.
+enum Turn {
+    /// The sweep needs another, and should wait so long for it.
+    More(Box<Sweep>, Duration),
+    Ended {
+        /// Whether it did all that it was to do.
+        is_through: bool,
+    },
 }
 
 enum Work {
@@ -187,7 +199,7 @@ impl Worker {
                     if self.is_time_for(&rule, opening, is_pass) {
                         let closes_at = opening.map(|opening| opening.until);
                         let work = Work::Due(catalog.clone(), Box::new(rule));
-                        self.queue.push_back(Job { work, closes_at, not_before: now });
+                        self.queue.push_back(Job { work, closes_at, not_before: now, begun: None });
                     }
                 }
                 Err(broken) if broken.is_due => {
@@ -227,11 +239,15 @@ impl Worker {
         let mut looked_up = Instant::now();
         while let Some(place) = self.queue.iter().position(|job| job.not_before <= Instant::now()) {
             let Some(job) = self.queue.remove(place) else { return };
-            let (id, closes_at) = (job.rule_id(), job.closes_at);
-            if matches!(job.work, Work::Due(..)) {
-                self.begun.insert(id, Instant::now());
+            let (id, closes_at, begun) = (job.rule_id(), job.closes_at, job.begun.unwrap_or_else(Instant::now));
+            let turn = take_turn(job);
+            // A rule whose sweep was interrupted does not rest.
+            if matches!(turn, Turn::Ended { is_through: true }) {
+                self.begun.insert(id, begun);
+            } else {
+                self.begun.remove(&id);
             }
-            if let Some((sweep, wait)) = take_turn(job) {
+            if let Turn::More(sweep, wait) = turn {
                 // A rule with a backlog, and others waiting: a helper takes it over from where the catalog says it is.
                 let may_help = wait.is_zero() && !self.queue.is_empty();
                 match may_help.then(|| self.start_helper(id)).flatten() {
@@ -241,7 +257,12 @@ impl Worker {
                     }
                     None => {
                         let not_before = Instant::now() + wait;
-                        self.queue.push_back(Job { work: Work::Begun(sweep), closes_at, not_before });
+                        self.queue.push_back(Job {
+                            work: Work::Begun(sweep),
+                            closes_at,
+                            not_before,
+                            begun: Some(begun),
+                        });
                     }
                 }
             }
@@ -287,18 +308,19 @@ fn has_ended(worker: &DynamicBackgroundWorker) -> bool {
     matches!(worker.pid(), Err(BackgroundWorkerStatus::Stopped))
 }
 
-/// Sweeps for a slice; returns the sweep if it needs another, and how long it should wait for it.
-fn take_turn(job: Job) -> Option<(Box<Sweep>, Duration)> {
+/// Sweeps for a slice.
+fn take_turn(job: Job) -> Turn {
+    let interrupted = Turn::Ended { is_through: false };
     let mut sweep = match job.work {
         Work::Begun(sweep) => sweep,
         Work::Due(catalog, rule) => {
             let (id, known_error) = ((rule.id, rule.version), rule.last_error.clone());
             match Sweep::begin(&catalog, *rule, Trigger::Worker, Scope::Transaction) {
                 Ok(Some(sweep)) => Box::new(sweep),
-                Ok(None) => return None,
+                Ok(None) => return interrupted,
                 Err(failure) => {
                     report_broken(&catalog, id, &failure, known_error.as_deref() == Some(&failure.to_string()));
-                    return None;
+                    return interrupted;
                 }
             }
         }
@@ -316,18 +338,18 @@ fn take_turn(job: Job) -> Option<(Box<Sweep>, Duration)> {
                     process::idle(guc::batch_delay());
                 }
             }
-            Ok(Advance::Wait(wait)) => return Some((sweep, wait)),
+            Ok(Advance::Wait(wait)) => return Turn::More(sweep, wait),
             Ok(Advance::Ended(end)) => {
                 finish(*sweep, &Ok(end));
-                return None;
+                return Turn::Ended { is_through: matches!(end, Step::Finished | Step::Enough) };
             }
             Err(failure) => {
                 finish(*sweep, &Err(failure));
-                return None;
+                return interrupted;
             }
         }
     }
-    Some((sweep, Duration::ZERO))
+    Turn::More(sweep, Duration::ZERO)
 }
 
 /// What became of an attempt to go on with a sweep.

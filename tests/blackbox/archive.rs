@@ -71,6 +71,12 @@ fn an_archive_that_cannot_hold_every_row_is_refused() {
          CREATE TABLE daily (id int, at date, label text, gone timestamptz);
          CREATE TABLE needy (LIKE t, why text NOT NULL);
          CREATE TABLE good (id bigint, at timestamptz, label varchar(20), gone timestamptz, n int NOT NULL DEFAULT 0);
+         CREATE TABLE exact (n bigint, q numeric, c char(5), s text, at timestamptz);
+         CREATE DOMAIN cents AS numeric(10, 2); CREATE UNLOGGED TABLE passing_by (LIKE t);
+         CREATE TABLE rough (n double precision, q numeric, c char(5), s text, at timestamptz);
+         CREATE TABLE rounded (n bigint, q cents, c char(5), s text, at timestamptz);
+         CREATE TABLE trimmed (n bigint, q numeric, c text, s text, at timestamptz);
+         CREATE TABLE named (n bigint, q numeric, c char(5), s name, at timestamptz);
          CREATE VIEW v AS SELECT * FROM t; CREATE TEMP TABLE passing (LIKE t); CREATE TABLE child () INHERITS (t)",
         &[
             ("ttl_create_index('t', 'at', 60, archive_to => 'lacking')", "42703"),
@@ -78,6 +84,11 @@ fn an_archive_that_cannot_hold_every_row_is_refused() {
             ("ttl_create_index('t', 'at', 60, archive_to => 'short')", "42804"),
             ("ttl_create_index('t', 'at', 60, archive_to => 'daily')", "42804"),
             ("ttl_create_index('t', 'at', 60, archive_to => 'needy')", "23502"),
+            ("ttl_create_index('exact', 'at', 60, archive_to => 'rough')", "42804"),
+            ("ttl_create_index('exact', 'at', 60, archive_to => 'rounded')", "42804"),
+            ("ttl_create_index('exact', 'at', 60, archive_to => 'trimmed')", "42804"),
+            ("ttl_create_index('exact', 'at', 60, archive_to => 'named')", "42804"),
+            ("ttl_create_index('t', 'at', 60, archive_to => 'passing_by')", "0A000"),
             ("ttl_create_index('t', 'at', 60, archive_to => 't')", "22023"),
             ("ttl_create_index('t', 'at', 60, archive_to => 'child')", "22023"),
             ("ttl_create_index('child', 'at', 60, archive_to => 't')", "22023"),
@@ -107,6 +118,29 @@ fn an_archive_belongs_to_the_owner_of_the_table() {
     db.run(&format!("ALTER TABLE mine OWNER TO {other}; GRANT ALL ON mine TO {owner}"));
     assert_eq!(db.error("SELECT ttl_runner('t')").code, "42501");
     assert_eq!(db.get("SELECT count(*) FROM t"), "1");
+}
+
+#[test]
+fn partitions_of_an_archive_belong_to_its_owner_too() {
+    let mut db = with("");
+    let (owner, other) = (db.role("owner"), db.role("other"));
+    db.session(&owner).run(
+        "CREATE TABLE t (at timestamptz); INSERT INTO t VALUES ('2020-01-01'); CREATE TABLE archive (at timestamptz) PARTITION BY RANGE (at);
+         CREATE TABLE archive_1 PARTITION OF archive DEFAULT; SELECT ttl_create_index('t', 'at', 60, archive_to => 'archive')",
+    );
+    db.run(&format!("ALTER TABLE archive_1 OWNER TO {other}"));
+    assert_eq!(db.error("SELECT ttl_runner('t')").code, "42501");
+    assert_eq!(db.get("SELECT count(*) FROM t"), "1");
+}
+
+#[test]
+fn an_archive_that_becomes_part_of_the_table_stops_the_rule() {
+    let mut db = with(
+        "CREATE TABLE t (at timestamptz); CREATE TABLE archive (LIKE t); INSERT INTO t VALUES ('2020-01-01');
+         SELECT ttl_create_index('t', 'at', 60, archive_to => 'archive'); SELECT ttl_runner('t'); ALTER TABLE archive INHERIT t",
+    );
+    assert_eq!(db.error("SELECT ttl_runner('t')").code, "22023");
+    assert_eq!(db.get("SELECT count(*) FROM archive"), "1");
 }
 
 #[test]
@@ -214,4 +248,18 @@ fn a_hidden_row_keeps_its_key_until_it_is_archived() {
     assert_eq!(db.get("SELECT ttl_runner('t')"), "1");
     db.run("INSERT INTO t VALUES (1, now())");
     assert_eq!(db.get("SELECT count(*) FROM archive"), "1");
+}
+
+#[test]
+fn a_type_that_is_cut_in_the_middle_of_a_sweep_cuts_nothing() {
+    let mut db = with(TABLE);
+    db.run("ALTER TABLE archive DROP COLUMN twice; ALTER TABLE t DROP COLUMN twice; SELECT ttl_create_index('t', 'at', 60, 1, archive_to => 'archive')");
+    let mut sweeper = db.session("postgres");
+    let sweeping = std::thread::spawn(move || sweeper.try_get("CALL ttl_sweep('t')"));
+    db.wait_for("SELECT count(*) > 10 FROM archive", "t");
+    let moved =
+        db.get("BEGIN; ALTER TABLE archive ALTER amount TYPE numeric(20, 0); SELECT count(*) FROM archive; COMMIT");
+    let _ = sweeping.join().expect("the sweep");
+    assert_eq!(db.get("SELECT count(*) FROM archive"), moved);
+    assert_eq!(db.error("SELECT ttl_runner('t')").code, "42804");
 }

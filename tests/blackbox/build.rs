@@ -24,10 +24,11 @@ fn the_rule_is_there_at_once_and_nobody_waits_for_the_index() {
     db.run(EXPIRED);
     let mut reader = holding(&db);
     db.run("SELECT ttl_create_index('t', 'at', 60, concurrently => true, filter => 'id > 0')");
-    db.wait_for(STATE, "building|concurrently");
+    db.wait_for(STATE, "building|");
+    db.wait_for("SELECT count(*) FROM ttl_progress WHERE phase = 'building'", "1");
     db.wait_for(ROWS, "0");
     db.run("SET lock_timeout = '5s'; INSERT INTO t VALUES (1, now())");
-    assert_eq!(db.get(STATE), "building|concurrently");
+    assert_eq!(db.get(STATE), "building|");
     reader.run("COMMIT");
     db.wait_for(STATE, "valid|");
     assert_eq!(
@@ -64,7 +65,7 @@ fn what_a_crash_left_is_cleaned_up_and_made_again() {
     db.run(EXPIRED);
     let _reader = holding(&db);
     db.run("SELECT ttl_create_index('t', 'at', 60, concurrently => true)");
-    db.wait_for(STATE, "building|concurrently");
+    db.wait_for(STATE, "building|");
     db.wait_for("SELECT count(*) FROM pg_index WHERE NOT indisvalid", "1");
     let leftover = db.get("SELECT indexrelid FROM pg_index WHERE NOT indisvalid");
     let pid = db.get(BUILDER);
@@ -91,9 +92,10 @@ fn a_failure_is_shown_and_tried_again() {
     );
     session.run("SELECT ttl_create_index('t', 'at', 60, concurrently => true, filter => 'fragile(id)')");
     db.wait_for(
-        "SELECT state, index_state, last_error FROM ttl_summary",
-        &format!("error|invalid|P0001: fragile as {owner}"),
+        "SELECT state, index_state, last_error, consecutive_failures >= 2 FROM ttl_summary",
+        &format!("error|invalid|P0001: fragile as {owner}|t"),
     );
+    assert_eq!(server.log().matches("failed: P0001: fragile as").count(), 1, "it is logged once");
     db.run("DROP TABLE hope");
     db.wait_for("SELECT state, index_state FROM ttl_summary", "active|valid");
 }
@@ -170,4 +172,64 @@ fn what_cannot_be_built_is_refused() {
     db.run(&format!("CREATE TABLE closed.t (at timestamptz); GRANT USAGE ON SCHEMA closed TO {owner}; ALTER TABLE closed.t OWNER TO {owner}"));
     let create = "SELECT ttl_create_index('closed.t', 'at', 60, concurrently => true)";
     assert_eq!(db.session(&owner).error(create).code, "42501", "as CREATE INDEX would be");
+}
+
+#[test]
+fn indexes_of_others_are_neither_dropped_nor_in_the_way() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    let long = "a_partition_with_a_name_that_is_almost_as_long_as_names_can_";
+    db.run(&format!(
+        "CREATE TABLE t (id int, at timestamptz) PARTITION BY LIST (id);
+         CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1); CREATE TABLE t2 PARTITION OF t FOR VALUES IN (2);
+         CREATE TABLE {long}01 PARTITION OF t FOR VALUES IN (3); CREATE TABLE {long}02 PARTITION OF t FOR VALUES IN (4);
+         CREATE UNIQUE INDEX idx_ttl_t1_at ON t1 (id); CREATE INDEX own ON t2 (at); CREATE TABLE idx_ttl_t_at ();
+         SELECT ttl_create_index('t1', 'at', interval '1 day', filter => 'id > 0');
+         INSERT INTO t SELECT i, now() FROM generate_series(1, 4) i"
+    ));
+    db.run("SELECT ttl_create_index('t', 'at', 60, concurrently => true)");
+    db.wait_for("SELECT index_state FROM ttl_summary WHERE table_name = 't'", "valid");
+    assert_eq!(
+        db.get("SELECT index_state, index_name FROM ttl_summary WHERE table_name = 't1'"),
+        "valid|idx_ttl_t1_at_1"
+    );
+    assert_eq!(db.get("SELECT indisunique FROM pg_index WHERE indexrelid = 'idx_ttl_t1_at'::regclass"), "t");
+    assert_eq!(db.get("SELECT count(*) FROM pg_indexes WHERE tablename = 't2'"), "1", "what is there is used");
+    assert_eq!(
+        db.get("SELECT count(*), bool_and(indisvalid) FROM pg_partition_tree('idx_ttl_t_at_1') JOIN pg_index ON indexrelid = relid"),
+        "5|t"
+    );
+}
+
+#[test]
+fn the_owner_is_never_kept_waiting_by_the_making_of_an_index() {
+    let server = server(&["pg_ttl_index.naptime=1h"]);
+    let mut db = database(&server);
+    db.run(EXPIRED);
+    let mut reader = holding(&db);
+    db.run("SELECT ttl_create_index('t', 'at', 60, concurrently => true)");
+    db.wait_for("SELECT count(*) FROM pg_index WHERE NOT indisvalid", "1");
+    db.run("SET lock_timeout = '5s'; SELECT ttl_pause('t')");
+    db.wait_for(&BUILDER.replace("SELECT pid", "SELECT count(*)"), "0");
+    db.run("SELECT ttl_resume('t')");
+    db.wait_for(&BUILDER.replace("SELECT pid", "SELECT count(*)"), "1");
+    reader.run("COMMIT");
+    db.wait_for(STATE, "valid|");
+}
+
+#[test]
+fn a_rule_that_goes_leaves_no_index_behind() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    db.run(
+        "CREATE TABLE t (id int, at timestamptz) PARTITION BY LIST (id);
+         CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1); CREATE TABLE t2 PARTITION OF t FOR VALUES IN (2)",
+    );
+    let mut reader = holding(&db);
+    db.run("SELECT ttl_create_index('t', 'at', 60, concurrently => true)");
+    db.wait_for("SELECT count(*) FROM pg_index WHERE NOT indisvalid", "1");
+    db.run("SELECT ttl_drop_index('t', 'at')");
+    reader.run("COMMIT");
+    db.wait_for(&BUILDER.replace("SELECT pid", "SELECT count(*)"), "0");
+    assert_eq!(db.get("SELECT count(*) FROM pg_index WHERE indisvalid AND indrelid IN ('t'::regclass, 't1'::regclass, 't2'::regclass)"), "0");
 }

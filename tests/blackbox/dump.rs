@@ -74,6 +74,17 @@ fn a_dump_carries_every_rule_and_its_index() {
 }
 
 #[test]
+fn a_dump_by_inserts_carries_every_rule_too() {
+    let (mut source, mut target) = (populated(), Database::empty());
+    // The row of the rule comes behind that of its purge then.
+    source.run("UPDATE ttl_index_table SET total_rows_deleted = 1 WHERE soft_delete_column IS NOT NULL");
+    assert_eq!(copy(&source, &target, &["--inserts"]), "");
+    assert_eq!(target.get("SELECT count(*), count(purges) FROM ttl_index_table"), "5|1");
+    target.run("SELECT ttl_drop_index('soft', 'at')");
+    assert_eq!(target.get("SELECT count(*), count(purges) FROM ttl_index_table"), "3|0");
+}
+
+#[test]
 fn a_dump_without_one_of_the_tables_brings_back_the_other_rules() {
     let (source, mut target) = (populated(), Database::empty());
     let complaints = copy(&source, &target, &["--exclude-table=plain"]);

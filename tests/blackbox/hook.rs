@@ -109,6 +109,7 @@ fn a_function_that_cannot_be_called_is_refused() {
             ("ttl_create_index('t', 'at', 60, on_expire => 'other(regclass, json)')", "42P13"),
             ("ttl_create_index('t', 'at', 60, on_expire => 'proc(regclass, jsonb)')", "42P13"),
             ("ttl_create_index('t', 'at', 60, on_expire => 'nothing(regclass, jsonb)')", "42883"),
+            ("ttl_create_index('t', 'at', 60, on_expire => 4294967295::oid::regprocedure)", "42883"),
             ("ttl_create_index('t', 'at', 60, notify_channel => '')", "22023"),
             ("ttl_create_index('t', 'at', 60, notify_channel => repeat('x', 64))", "22023"),
         ],
@@ -148,4 +149,38 @@ fn a_key_too_long_for_a_notification_is_left_out_of_it() {
     db.run("SELECT ttl_create_index('t', 'at', 60, notify_channel => 'gone')");
     db.run("SELECT ttl_runner('t')");
     assert!(db.notification().contains("\"count\":2"));
+}
+
+#[test]
+fn an_endless_message_or_expression_harms_nobody() {
+    let mut db = with(
+        "CREATE TABLE t (id int, at timestamptz); INSERT INTO t VALUES (1, '2020-01-01');
+         CREATE FUNCTION scream(regclass, jsonb) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE '%', repeat('x', 5000000); END $$",
+    );
+    db.run("SELECT ttl_create_index('t', 'at', 60, on_expire => 'scream(regclass, jsonb)', hide_expired => true)");
+    db.run("SELECT ttl_runner()");
+    assert_eq!(db.get("SELECT state, length(last_error) < 1100 FROM ttl_summary"), "error|t");
+    assert_eq!(db.get("SELECT max(length(error)) < 1100 FROM ttl_history"), "t");
+    let terms = vec!["interval '1 second'"; 400].join(" + ");
+    db.run(&format!(
+        "CREATE TABLE u (at timestamp); INSERT INTO u VALUES ('2020-01-01'); LISTEN gone;
+                     SELECT ttl_create_index('u', $$at + ({terms})$$, 60, notify_channel => 'gone')"
+    ));
+    assert_eq!(db.get("SELECT ttl_runner('u')"), "1");
+    assert!(db.notification().contains("\"count\":1"));
+}
+
+#[test]
+fn what_is_hidden_stays_so_when_the_function_or_archive_is_gone() {
+    let mut db = with(TABLE);
+    db.run("CREATE TABLE archive (LIKE t); SELECT ttl_create_index('t', 'at', 60, on_expire => 'hook(regclass, jsonb)', hide_expired => true)");
+    db.run("DROP FUNCTION hook");
+    assert_eq!(db.session("postgres").get("SELECT count(*) FROM t"), "0");
+    assert_eq!(db.get("SELECT ttl_get('t', '1')"), "-2");
+    assert!(
+        db.get("SELECT blockers FROM ttl_preview('t')")
+            .contains("function public.hook(regclass, jsonb) does not exist")
+    );
+    db.run("SELECT ttl_create_index('t', 'at', 60, archive_to => 'archive', hide_expired => true); DROP TABLE archive");
+    assert_eq!(db.session("postgres").get("SELECT count(*) FROM t"), "0");
 }

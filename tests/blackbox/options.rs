@@ -67,6 +67,7 @@ fn every_option_can_be_given_altered_shown_and_reset() {
 fn only_what_has_a_default_can_be_reset_and_the_hint_names_it() {
     let mut db = with(SETUP);
     db.run("SELECT ttl_create_index('p', 'at', 60)");
+    assert_eq!(db.error("SELECT ttl_alter_index('p', 'at', reset => '{NULL}')").code, "22004");
     for option in ["expire_after", "time_zone", "colour", "active"] {
         let error = db.error(&format!("SELECT ttl_alter_index('p', 'at', reset => '{{{option}}}')"));
         assert_eq!(error.code, "22023");

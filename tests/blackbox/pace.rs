@@ -52,6 +52,18 @@ fn all_sweeps_of_the_server_share_a_rate() {
 }
 
 #[test]
+fn a_sweep_in_a_transaction_is_not_for_others_to_wait_for() {
+    let server = server(&["pg_ttl_index.max_rows_per_second=100"]);
+    let mut db = database(&server);
+    db.run("CREATE TABLE u AS SELECT '2020-01-01'::timestamptz AS at FROM generate_series(1, 20000)");
+    db.run("BEGIN; SELECT ttl_create_index('u', 'at', 60); SELECT ttl_runner('u'); ROLLBACK");
+    let started = Instant::now();
+    db.run("CREATE TABLE t AS SELECT '2020-01-01'::timestamptz AS at; SELECT ttl_create_index('t', 'at', 60)");
+    db.wait_for(ROWS, "0");
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+}
+
+#[test]
 fn log_is_written_no_faster_than_it_may_be() {
     let server = server(&[
         "pg_ttl_index.max_wal_per_second=20kB",

@@ -158,6 +158,143 @@ fn rows_go_one_by_one_where_somebody_has_a_say_about_them() {
 }
 
 #[test]
+fn what_leaves_the_table_during_a_slow_sweep_keeps_its_rows() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    for action in ["delete", "drop", "detach"] {
+        db.run("DROP TABLE IF EXISTS p, other, p1, p2, p3 CASCADE");
+        db.run(TABLE);
+        db.run(&format!("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => '{action}', filter => 'id > 0', max_rows_per_second => 4)"));
+        db.wait_for("SELECT count(*) < 10 FROM p1", "t");
+        // One that is under way comes to belong to another table, and one whose turn is yet to come to none.
+        let left = db.get(
+            "BEGIN; ALTER TABLE p DETACH PARTITION p2; ALTER TABLE p DETACH PARTITION p1;
+             CREATE TABLE other (LIKE p) PARTITION BY RANGE (at); ALTER TABLE other ATTACH PARTITION p1 DEFAULT;
+             SELECT count(*) FROM p1; COMMIT",
+        );
+        db.run("INSERT INTO p VALUES (99, '2023-01-01')");
+        db.wait_for("SELECT count(*) FROM p WHERE id = 99", "0");
+        assert_eq!(db.get("SELECT count(*) FROM p1"), left, "{action}");
+        assert_eq!(db.get("SELECT count(*) FROM p2"), "10", "{action}");
+    }
+}
+
+#[test]
+fn a_partition_that_is_being_detached_during_the_judgement_keeps_its_rows() {
+    for action in ["delete", "drop", "detach"] {
+        let server = server(&["pg_ttl_index.lock_timeout=20s"]);
+        let mut db = database(&server);
+        db.run("SELECT ttl_stop_worker()");
+        db.run(TABLE);
+        db.run(&format!("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => '{action}')"));
+        let mut other = db.session("postgres");
+        other.run("BEGIN; ALTER TABLE p DETACH PARTITION p1");
+        db.run("SELECT ttl_start_worker()");
+        db.wait_for("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted OR mode = 'AccessExclusiveLock' AND pid IN (SELECT worker_pid FROM ttl_worker_status())", "t");
+        other.run("SELECT pg_sleep(1.5); COMMIT");
+        db.wait_for("SELECT count(*) FROM p WHERE at < now() - interval '1 day'", "0");
+        assert_eq!(db.get("SELECT count(*) FROM p1"), "10", "{action}");
+    }
+}
+
+#[test]
+fn users_of_a_partition_that_cannot_be_dropped_keep_nobody_from_the_others() {
+    let server = server(&["pg_ttl_index.lock_timeout=10s"]);
+    let mut db = database(&server);
+    db.run(TABLE);
+    let mut reader = db.session("postgres");
+    reader.run("BEGIN; SELECT count(*) FROM p1, p2");
+    db.run("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop')");
+    db.run("SET lock_timeout = '2s'");
+    db.wait_for("SELECT left(last_error, 5) FROM ttl_summary", "55P03");
+    for _ in 0..30 {
+        db.run("INSERT INTO p VALUES (50, now())");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    reader.run("COMMIT");
+    db.wait_for(PARTS, "p3");
+}
+
+#[test]
+fn a_dependency_on_one_partition_keeps_that_one() {
+    let mut db = with(TABLE);
+    db.run("CREATE FUNCTION about(p1) RETURNS int LANGUAGE sql AS 'SELECT 1'; CREATE TABLE holds (old p2)");
+    db.run("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop')");
+    assert!(
+        db.get("SELECT blockers FROM ttl_preview('p') WHERE relation = 'public.p1'").contains("is used by function")
+    );
+    assert_eq!(db.get("SELECT ttl_runner('p')"), "21");
+    assert_eq!(db.get("SELECT count(*) FROM p"), "1");
+    assert_eq!(db.get(PARTS), "p1,p2,p3");
+}
+
+#[test]
+fn a_sub_partition_that_is_half_detached_is_left_alone() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    db.run("SELECT ttl_stop_worker()");
+    db.run(
+        "CREATE TABLE p (id int, at timestamptz) PARTITION BY RANGE (at);
+         CREATE TABLE p1 PARTITION OF p FOR VALUES FROM ('2020-01-01') TO ('2021-01-01') PARTITION BY LIST (id);
+         CREATE TABLE p1a PARTITION OF p1 FOR VALUES IN (1); CREATE TABLE p1b PARTITION OF p1 FOR VALUES IN (2);
+         CREATE TABLE p2 PARTITION OF p FOR VALUES FROM ('2021-01-01') TO ('2100-01-01');
+         INSERT INTO p VALUES (1, '2020-05-05'), (2, '2020-05-05')",
+    );
+    let mut reader = db.session("postgres");
+    reader.run("BEGIN; SELECT count(*) FROM p");
+    let mut detacher = db.session("postgres");
+    detacher.run("SET lock_timeout = '300ms'");
+    assert_eq!(detacher.error("ALTER TABLE p1 DETACH PARTITION p1a CONCURRENTLY").code, "55P03");
+    reader.run("COMMIT");
+    db.run("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop')");
+    assert_eq!(db.get("SELECT ttl_runner('p')"), "1");
+    assert_eq!(db.get("SELECT count(*) FROM p1a"), "1", "somebody wants to keep it");
+    db.run("SELECT ttl_alter_index('p', 'at', partition_action => 'detach')");
+    db.run("SELECT ttl_runner('p')");
+    assert_eq!(db.get("SELECT count(*), (SELECT count(*) FROM pg_inherits WHERE inhdetachpending) FROM p1a"), "1|0");
+}
+
+#[test]
+fn names_that_change_while_a_partition_waits_to_be_detached_mislead_nobody() {
+    let server = server(&["pg_ttl_index.lock_timeout=10s"]);
+    let mut db = database(&server);
+    db.run("SELECT ttl_stop_worker()");
+    db.run(TABLE);
+    db.run("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'detach')");
+    let mut other = db.session("postgres");
+    other.run("BEGIN; LOCK TABLE p IN SHARE UPDATE EXCLUSIVE MODE");
+    db.run("SELECT ttl_start_worker()");
+    db.wait_for("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'p'::regclass", "1");
+    other.run("ALTER TABLE p1 RENAME TO px; ALTER TABLE p3 RENAME TO p1; ALTER TABLE px RENAME TO p3; COMMIT");
+    db.wait_for(PARTS, "p1");
+    // What lives is in p1 now, and still part of the table.
+    db.wait_for("SELECT count(*) FROM p", "1");
+}
+
+#[test]
+fn a_table_by_the_range_of_something_else_is_swept_by_rows() {
+    let mut db = with(
+        "CREATE TABLE p (id int, at timestamptz, n bigint, s text) PARTITION BY RANGE (id);
+         CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (1) TO (10); INSERT INTO p VALUES (1, '2020-01-01', 5, '2020-01-01T00:00:00Z');
+         CREATE TABLE q (at timestamptz, n bigint) PARTITION BY RANGE (at);
+         CREATE TABLE q1 PARTITION OF q FOR VALUES FROM ('2019-01-01') TO ('2100-01-01'); INSERT INTO q VALUES ('2020-01-01', 1000)",
+    );
+    for (table, column, unit) in [("p", "at", "NULL"), ("p", "n", "'s'"), ("p", "s", "NULL"), ("q", "n", "'s'")] {
+        for action in ["delete", "drop"] {
+            db.run(&format!(
+                "SELECT ttl_create_index('{table}', '{column}', 60, unit => {unit}, partition_action => '{action}')"
+            ));
+            db.run(&format!("BEGIN; SELECT count(*) FROM ttl_preview('{table}')"));
+            assert_eq!(db.get(&format!("SELECT ttl_runner('{table}')")), "1", "{table} {column} {action}");
+            db.run("ROLLBACK");
+        }
+        let preview = db.get(&format!("SELECT blockers FROM ttl_preview('{table}', '{column}')"));
+        assert!(preview.contains("is not one by a range of the column"), "{preview}");
+        db.run(&format!("SELECT ttl_drop_index('{table}', '{column}')"));
+    }
+}
+
+#[test]
 fn parts_of_another_owner_are_not_dropped() {
     let mut db = with(TABLE);
     let (owner, other) = (db.role("owner"), db.role("other"));
@@ -168,6 +305,18 @@ fn parts_of_another_owner_are_not_dropped() {
     db.run("SELECT ttl_runner('p')");
     assert_eq!(db.get(PARTS), "p1,p3");
     assert_eq!(db.get("SELECT count(*) FROM p1"), "10");
+
+    db.run(&format!(
+        "CREATE TABLE m (id int, at timestamptz) PARTITION BY LIST (id); CREATE TABLE mid PARTITION OF m DEFAULT PARTITION BY RANGE (at);
+         CREATE TABLE m1 PARTITION OF mid FOR VALUES FROM ('2020-01-01') TO ('2021-01-01');
+         CREATE TABLE m2 PARTITION OF mid FOR VALUES FROM ('2021-01-01') TO ('2100-01-01'); INSERT INTO m VALUES (1, '2020-05-05');
+         ALTER TABLE m OWNER TO {owner}; ALTER TABLE mid OWNER TO {other}; ALTER TABLE m1 OWNER TO {owner}; ALTER TABLE m2 OWNER TO {owner}"
+    ));
+    db.session(&owner).run(
+        "SELECT ttl_create_index('m', 'at', interval '1 day', partition_action => 'detach', index_method => 'none')",
+    );
+    assert_eq!(db.get("SELECT ttl_runner('m')"), "1");
+    assert_eq!(db.get("SELECT count(*) FROM pg_inherits WHERE inhparent = 'mid'::regclass"), "2");
 }
 
 #[test]

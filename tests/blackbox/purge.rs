@@ -48,6 +48,9 @@ fn the_purge_comes_changes_pauses_and_goes_with_its_rule() {
     assert_eq!(db.get(purge), "gone|2 days|t|(id > 0)");
     assert_eq!(db.get("SELECT ttl_pause('t', 'at')"), "2");
     assert_eq!(db.get(purge), "gone|2 days|f|(id > 0)");
+    db.run("SELECT ttl_alter_index('t', 'at', reset => '{purge_after}')");
+    db.run("SELECT ttl_alter_index('t', 'at', purge_after => interval '2 days')");
+    assert_eq!(db.get(purge), "gone|2 days|f|(id > 0)", "it rests while its rule does");
     assert_eq!(db.get("SELECT ttl_resume('t')"), "2");
     for call in ["ttl_drop_index('t', 'gone')", "ttl_alter_index('t', 'gone', 5)", "ttl_create_index('t', 'gone', 5)"] {
         assert_eq!(
@@ -78,6 +81,10 @@ fn what_cannot_be_purged_is_refused() {
             ("ttl_create_index('t', 'at', 60, soft_delete_column => 'flag', purge_after => interval '1 day')", "42804"),
             (
                 "ttl_create_index('t', 'at', 60, soft_delete_column => 'gone', purge_after => interval '-1 day')",
+                "22023",
+            ),
+            (
+                "ttl_create_index('t', 'at', 60, soft_delete_column => 'gone', purge_after => interval '1 day', filter => 'gone IS NULL')",
                 "22023",
             ),
         ],

@@ -39,6 +39,21 @@ fn a_rule_rests_for_its_interval_while_others_are_swept() {
 }
 
 #[test]
+fn a_sweep_that_was_interrupted_goes_on_without_a_rest() {
+    let server = server(&["pg_ttl_index.batch_delay=20ms"]);
+    let mut db = database(&server);
+    db.run(EXPIRED);
+    db.run("SELECT ttl_create_index('t', 'at', 60, 20, run_every => interval '1 day')");
+    db.wait_for("SELECT count(*) < 900 FROM t", "t");
+    db.run("SELECT pg_terminate_backend(worker_pid) FROM ttl_worker_status()");
+    db.wait_for(ROWS, "0");
+    db.run(REFILL);
+    db.run("CREATE TABLE other (at timestamptz); SELECT ttl_create_index('other', 'at', 60)");
+    wait_for_a_pass(&mut db);
+    assert_eq!(db.get(ROWS), "10", "now it rests");
+}
+
+#[test]
 fn an_interval_can_be_shorter_than_the_naptime() {
     // The shared server's naptime is a minute.
     let mut db = Database::new();

@@ -259,6 +259,22 @@ fn status_is_not_fooled_by_a_name_and_only_the_privileged_control_workers() {
     }
     let pid = worker_pid(&mut session);
     assert_eq!(session.error(&format!("SELECT pg_terminate_backend({pid})")).code, "42501");
+    assert_eq!(
+        session.get("SELECT count(activity) FROM ttl_worker_status()"),
+        "0",
+        "whose tables are swept is not for all to know"
+    );
+}
+
+#[test]
+fn nobody_keeps_a_rule_from_being_swept_by_taking_its_lock() {
+    let mut db = Database::new();
+    db.run(EXPIRED);
+    let stranger = db.role("stranger");
+    let mut squatter = db.session(&stranger);
+    squatter.run("SELECT pg_advisory_lock(1953786880, i), pg_advisory_lock((1953786880::bigint << 32) + i) FROM generate_series(1, 100) i");
+    db.run("SELECT ttl_create_index('t', 'at', 60)");
+    db.wait_for(ROWS, "0");
 }
 
 #[test]
