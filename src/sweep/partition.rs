@@ -49,7 +49,7 @@ impl Part {
         let removed = if !is_drop && scope == Scope::Transaction && statement::can_run_alone() {
             self.detach(rule, catalog, cutoff)
         } else {
-            scope.attempt(|| self.remove_at_once(rule, catalog, cutoff))
+            scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff))
         };
         match removed {
             Ok(Verdict::Go) => Ok(Removal::Done),
@@ -62,10 +62,17 @@ impl Part {
     }
 
     /// Under locks that nobody else shares.
-    fn remove_at_once(&self, rule: &Rule, catalog: &Catalog, cutoff: &str) -> Result<Verdict, TtlError> {
-        // Nobody is to wait for the parent while we wait for a part that somebody uses.
-        if !relation::try_lock_tree(self.relid) {
-            return Err(TtlError::PartInUse(self.name.clone()));
+    fn remove_at_once(&self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Verdict, TtlError> {
+        // Nobody is to wait for the parent while we wait for a part that somebody uses. A worker does not wait at all.
+        let is_had = match scope {
+            Scope::Transaction => relation::try_lock_tree(self.relid),
+            _ => in_sandbox(rule, || Ok(relation::lock(self.relid, Lock::Drop).is_some()))?,
+        };
+        if !is_had {
+            return match scope {
+                Scope::Transaction => Err(TtlError::PartInUse(self.name.clone())),
+                _ => Ok(Verdict::End(Step::Outdated)),
+            };
         }
         let verdict = self.judge(rule, catalog, cutoff, Lock::Drop)?;
         if !matches!(verdict, Verdict::Go) {
@@ -107,7 +114,7 @@ impl Part {
                 Ok(Verdict::Go)
             }
             // There is a default partition, which that would have to lock.
-            Verdict::ByRows if parent.is_empty() => scope.attempt(|| self.remove_at_once(rule, catalog, cutoff)),
+            Verdict::ByRows if parent.is_empty() => scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff)),
             verdict => Ok(verdict),
         }
     }
