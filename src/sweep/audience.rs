@@ -61,21 +61,6 @@ fn pieces<'a>(arrays: impl Iterator<Item = &'a str>) -> Vec<String> {
     pieces.into_iter().map(|piece| format!("[{piece}]")).collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::{LARGEST_PIECE, pieces};
-
-    #[test]
-    fn arrays_are_put_together_but_for_what_is_too_much() {
-        assert_eq!(pieces(["[1, 2]", "[3]"].into_iter()), ["[1, 2, 3]"]);
-        let large = format!("[\"{}\"]", "x".repeat(LARGEST_PIECE / 2));
-        let lengths: Vec<_> =
-            pieces([large.as_str(), "[1]", &large, &large].into_iter()).iter().map(String::len).collect();
-        assert_eq!(lengths.len(), 3, "{lengths:?}");
-        assert!(pieces(std::iter::empty()).is_empty());
-    }
-}
-
 /// Tells of a batch, in its transaction: if that fails, the rows stay.
 pub fn tell(rule: &Rule, leaf: &Leaf, done: &Done) -> Result<(), TtlError> {
     if done.removed == 0 {
@@ -116,4 +101,19 @@ pub fn notify(
     let payload = full.filter(|full| full.len() <= LONGEST_PAYLOAD).unwrap_or(facts);
     spi::execute("SELECT pg_notify($1, $2)", &[channel.as_str().into(), payload.into()])?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LARGEST_PIECE, pieces};
+
+    #[test]
+    fn arrays_are_put_together_but_for_what_is_too_much() {
+        assert_eq!(pieces(["[1, 2]", "[3]"].into_iter()), ["[1, 2, 3]"]);
+        let large = format!("[\"{}\"]", "x".repeat(LARGEST_PIECE / 2));
+        let lengths: Vec<_> =
+            pieces([large.as_str(), "[1]", &large, &large].into_iter()).iter().map(String::len).collect();
+        assert_eq!(lengths.len(), 3, "{lengths:?}");
+        assert!(pieces(std::iter::empty()).is_empty());
+    }
 }
