@@ -60,7 +60,9 @@ AS $$
                 ELSE 'active'
            END,
            CASE WHEN t.active
-                THEN greatest(@extschema@.ttl_next_pass(), t.retry_at, t.swept_at + t.run_every,
+                THEN greatest(@extschema@.ttl_next_pass(), t.retry_at,
+                              CASE WHEN t.run_every IS NOT NULL
+                                   THEN coalesce(@extschema@.ttl_next_due(t.id), t.swept_at + t.run_every) END,
                               CASE WHEN NOT run_window.is_open THEN run_window.until END)
            END,
            t.last_error_code || ': ' || t.last_error, t.last_error_at, t.consecutive_failures, t.last_duration,

@@ -29,6 +29,7 @@ extension_sql_file!(
         "catalog",
         api::rules::ttl_default_batch_size,
         api::workers::ttl_lag,
+        api::workers::ttl_next_due,
         api::workers::ttl_next_pass,
         api::workers::ttl_progress_slots,
         api::workers::ttl_run_window

@@ -119,6 +119,12 @@ pub fn ttl_run_window(
     Ok(TableIterator::new(opening.map(|opening| (opening.is_open, opening.until))))
 }
 
+/// When a rule with times of its own is due next, as far as the worker knows.
+#[pg_extern(stable)]
+pub fn ttl_next_due(rule_id: i64) -> Option<TimestampWithTimeZone> {
+    board::due(rule_id).and_then(|at| TimestampWithTimeZone::try_from(at).ok())
+}
+
 /// When the worker of this database begins its next pass.
 #[pg_extern(stable)]
 pub fn ttl_next_pass() -> Option<TimestampWithTimeZone> {

@@ -9,6 +9,7 @@ use std::panic::AssertUnwindSafe;
 
 const SLOTS: usize = 128;
 const SWEEPS: usize = 256;
+const DUES: usize = 256;
 
 /// What a process with a slot is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,6 +62,14 @@ pub struct Progress {
     pub is_building: bool,
 }
 
+/// When a rule that has times of its own is due.
+#[derive(Clone, Copy, Debug, Default)]
+struct Due {
+    database: u32,
+    rule_id: i64,
+    at: i64,
+}
+
 /// The instants, in microseconds, up to which what all sweeps have done is paid for at the rates that settings allow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Paid {
@@ -87,6 +96,7 @@ struct Board {
     /// The sweeps under way; those without a process are free.
     sweeps: [Progress; SWEEPS],
     paid: Paid,
+    dues: [Due; DUES],
 }
 
 impl Default for Board {
@@ -97,6 +107,7 @@ impl Default for Board {
             slots: [Slot::default(); SLOTS],
             sweeps: [Progress::default(); SWEEPS],
             paid: Paid::default(),
+            dues: [Due::default(); DUES],
         }
     }
 }
@@ -263,6 +274,31 @@ pub fn with_session_slot<T>(work: impl FnOnce() -> T) -> T {
         }
     })
     .execute()
+}
+
+/// Shows when a rule is due next, if there is room.
+pub fn report_due(rule_id: i64, at: i64) {
+    if !is_preloaded() {
+        return;
+    }
+    // SAFETY: a backend-local value.
+    let database = unsafe { pg_sys::MyDatabaseId.to_u32() };
+    let mut board = BOARD.exclusive();
+    let is_it = |due: &Due| due.database == database && due.rule_id == rule_id;
+    // What is long over is of rules that are gone.
+    let is_over = |due: &Due| due.at < at - 24 * 3600 * 1_000_000;
+    let place = board.dues.iter().position(is_it).or_else(|| board.dues.iter().position(is_over));
+    if let Some(place) = place {
+        board.dues[place] = Due { database, rule_id, at };
+    }
+}
+
+/// When a rule of this database is due next, if it has times of its own.
+pub fn due(rule_id: i64) -> Option<i64> {
+    // SAFETY: a backend-local value.
+    let database = unsafe { pg_sys::MyDatabaseId.to_u32() };
+    let is_it = |due: &&Due| due.database == database && due.rule_id == rule_id;
+    is_preloaded().then(|| BOARD.share().dues.iter().find(is_it).map(|due| due.at)).flatten()
 }
 
 pub fn report_next_pass(at: i64) {

@@ -18,13 +18,13 @@ use std::time::Duration;
 
 const SCOPE: Scope = Scope::Transaction;
 
-/// Makes the index, if it is not there. A partitioned table has that of every partition made first, so that its own takes
-/// no time. Ends early if the rule changes.
-pub fn run(catalog: &Catalog, rule: &Rule) -> Result<(), Failure> {
-    let Some(wished) = &rule.pending_index else { return Ok(()) };
+/// Makes the index, if it is not there; tells whether it did. A partitioned table has that of every partition made first, so that
+/// its own takes no time. Ends early if the rule changes.
+pub fn run(catalog: &Catalog, rule: &Rule) -> Result<bool, Failure> {
+    let Some(wished) = &rule.pending_index else { return Ok(false) };
     // A worker that was started anew may not know that somebody is at it.
     if !SCOPE.attempt(|| Ok(catalog.claim_building(rule)))? {
-        return Ok(());
+        return Ok(false);
     }
     board::report(Progress {
         rule_id: rule.id,
@@ -39,7 +39,7 @@ pub fn run(catalog: &Catalog, rule: &Rule) -> Result<(), Failure> {
     let mut made = None;
     for relid in relids {
         if SCOPE.attempt(|| catalog.has_changed(rule))? {
-            return Ok(());
+            return Ok(false);
         }
         made = build.make(relid, (!rule.is_partitioned).then_some(wished))?;
     }
@@ -50,10 +50,10 @@ pub fn run(catalog: &Catalog, rule: &Rule) -> Result<(), Failure> {
             Ok(Some((name, true)))
         })?;
     }
-    match made {
-        Some((name, is_ours)) => SCOPE.attempt(|| catalog.bind_index(rule, &name, is_ours)),
-        None => Ok(()),
+    if let Some((name, is_ours)) = &made {
+        SCOPE.attempt(|| catalog.bind_index(rule, name, *is_ours))?;
     }
+    Ok(made.is_some())
 }
 
 struct Build<'a> {

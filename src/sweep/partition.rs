@@ -64,15 +64,12 @@ impl Part {
     /// Under locks that nobody else shares.
     fn remove_at_once(&self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Verdict, TtlError> {
         // Nobody is to wait for the parent while we wait for a part that somebody uses. A worker does not wait at all.
-        let is_had = match scope {
-            Scope::Transaction => relation::try_lock_tree(self.relid),
-            _ => in_sandbox(rule, || Ok(relation::lock(self.relid, Lock::Drop).is_some()))?,
-        };
-        if !is_had {
-            return match scope {
-                Scope::Transaction => Err(TtlError::PartInUse(self.name.clone())),
-                _ => Ok(Verdict::End(Step::Outdated)),
-            };
+        if scope == Scope::Transaction {
+            if !relation::try_lock_tree(self.relid) {
+                return Err(TtlError::PartInUse(self.name.clone()));
+            }
+        } else if in_sandbox(rule, || Ok(relation::lock(self.relid, Lock::Drop)))?.is_none() {
+            return Ok(Verdict::End(Step::Outdated));
         }
         let verdict = self.judge(rule, catalog, cutoff, Lock::Drop)?;
         if !matches!(verdict, Verdict::Go) {
@@ -96,25 +93,21 @@ impl Part {
     /// alter the relations; the rule may change, but nothing is lost by detaching.
     fn detach(&self, rule: &Rule, catalog: &Catalog, cutoff: &str) -> Result<Verdict, Failure> {
         let scope = Scope::Transaction;
-        let (verdict, parent, _held) = scope.attempt(|| {
+        let (verdict, parent, has_default, _held) = scope.attempt(|| {
             let held = in_sandbox(rule, || Ok([self.parent, self.relid].map(Held::against_ddl)))?;
-            let mut verdict = self.judge(rule, catalog, cutoff, Lock::Read)?;
+            let verdict = self.judge(rule, catalog, cutoff, Lock::Read)?;
             let parent = Regclass(self.parent).qualified_name().unwrap_or_default();
-            if matches!(verdict, Verdict::Go) && self.has_default_sibling()? {
-                verdict = Verdict::ByRows;
-                return Ok((verdict, String::new(), held));
-            }
-            Ok((verdict, parent, held))
+            Ok((verdict, parent, self.has_default_sibling()?, held))
         })?;
         match verdict {
+            // PostgreSQL would have to lock that one.
+            Verdict::Go if has_default => scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff)),
             Verdict::Go => {
                 let detach = format!("ALTER TABLE {parent} DETACH PARTITION {} CONCURRENTLY", self.name);
                 statement::run_alone(&detach, rule.owner, guc::lock_timeout())?;
                 scope.attempt(|| self.record(rule, catalog))?;
                 Ok(Verdict::Go)
             }
-            // There is a default partition, which that would have to lock.
-            Verdict::ByRows if parent.is_empty() => scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff)),
             verdict => Ok(verdict),
         }
     }

@@ -19,8 +19,9 @@ pub extern "C-unwind" fn pg_ttl_index_builder_main(argument: pg_sys::Datum) {
     process::report_activity(Some(&format!("making the index for {rule}")));
     match build::run(&catalog, &rule) {
         // The rule can be swept by it at once.
-        Ok(()) => board::wake(),
-        // Somebody wants the table: the next pass begins again.
+        Ok(true) => board::wake(),
+        Ok(false) => {}
+        // Somebody wants the table: the worker begins again.
         Err(failure) if failure.is_cancel => {}
         Err(failure) => {
             let is_known = rule.last_error.as_deref() == Some(&failure.to_string());

@@ -169,6 +169,7 @@ impl Worker {
     /// two passes, only rules with times of their own have theirs.
     fn load_due_rules(&mut self) {
         let now = Instant::now();
+        self.see_builders_off();
         let is_pass = board::take_wakeup() || self.loaded.is_none_or(|loaded| now - loaded >= guc::naptime());
         if !is_pass && self.early.is_none_or(|early| now < early) {
             return;
@@ -178,7 +179,6 @@ impl Worker {
         }
         self.early = None;
         self.helpers.retain(|_, helper| !has_ended(helper));
-        self.builders.retain(|_, builder| !has_ended(builder));
         let (catalog, rules) = match load_rules() {
             Ok(loaded) => loaded,
             Err(failure) => {
@@ -227,6 +227,9 @@ impl Worker {
             is_time = false;
             let left = i64::from(closed.until) - i64::from(clock_timestamp());
             next = Some(now + Duration::from_micros(u64::try_from(left).unwrap_or(0)));
+        }
+        if let Some(next) = next {
+            board::report_due(rule.id, i64::from(clock_timestamp()) + (next - now).as_micros() as i64);
         }
         let early = self.early.into_iter().chain(next.map(|next| next.max(now + Duration::from_millis(100))));
         self.early = early.min();
@@ -294,6 +297,15 @@ impl Worker {
     fn start_builder(&mut self, rule_id: i64) {
         if self.builders.len() < guc::max_workers() && !self.builders.contains_key(&rule_id) {
             self.builders.extend(builder::start(rule_id).map(|builder| (rule_id, builder)));
+        }
+    }
+
+    /// One that has ended may have been stopped by somebody, and still be wanted: its rule is looked at again soon.
+    fn see_builders_off(&mut self) {
+        let before = self.builders.len();
+        self.builders.retain(|_, builder| !has_ended(builder));
+        if self.builders.len() < before {
+            self.early = self.early.into_iter().chain([Instant::now() + LOOK_UP]).min();
         }
     }
 

@@ -32,6 +32,10 @@ fn a_rule_rests_for_its_interval_while_others_are_swept() {
         db.get("SELECT run_every, next_run BETWEEN now() + interval '59 minutes' AND now() + interval '61 minutes' FROM ttl_summary WHERE table_name = 't'"),
         "01:00:00|t"
     );
+    db.run(
+        "CREATE TABLE idle (at timestamptz); SELECT ttl_create_index('idle', 'at', 60, run_every => interval '1 hour')",
+    );
+    db.wait_for("SELECT next_run > now() + interval '59 minutes' FROM ttl_summary WHERE table_name = 'idle'", "t");
     assert_eq!(db.get("SELECT ttl_runner('t')"), "10", "who asks for a sweep gets it");
     db.run(REFILL);
     db.run("SELECT ttl_alter_index('t', 'at', run_every => interval '1 second')");
