@@ -52,7 +52,14 @@ fn a_large_or_slow_rule_does_not_keep_the_others_waiting() {
 
 #[test]
 fn an_idle_pass_assigns_no_transaction_id_and_writes_no_wal() {
-    let server = server(&["autovacuum=off", "bgwriter_lru_maxpages=0", "checkpoint_timeout=1h"]);
+    // The server itself writes what standbys would need from time to time, but not at this level.
+    let server = server(&[
+        "autovacuum=off",
+        "bgwriter_lru_maxpages=0",
+        "checkpoint_timeout=1h",
+        "wal_level=minimal",
+        "max_wal_senders=0",
+    ]);
     let mut db = database(&server);
     db.run("SELECT ttl_stop_worker()");
     db.wait_for(WORKERS, "0");
