@@ -61,6 +61,10 @@ CREATE TABLE ttl_index_table (
     consecutive_failures       integer NOT NULL DEFAULT 0 CHECK (consecutive_failures >= 0),
     -- When a rule that failed may be tried again.
     retry_at                   timestamptz,
+    -- The same of a worker that makes the index.
+    index_error                text,
+    index_failures             integer NOT NULL DEFAULT 0 CHECK (index_failures >= 0),
+    index_retry_at             timestamptz,
     -- What the last sweep had to leave: rows it could not remove, rows that others had locked, parts of the table.
     blocked_rows               bigint NOT NULL DEFAULT 0 CHECK (blocked_rows >= 0),
     locked_rows                bigint NOT NULL DEFAULT 0 CHECK (locked_rows >= 0),

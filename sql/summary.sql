@@ -56,6 +56,7 @@ AS $$
            END,
            CASE WHEN NOT t.active THEN 'paused'
                 WHEN t.last_error IS NOT NULL AND (t.blocked_rows = 0 OR t.consecutive_failures > 0) THEN 'error'
+                WHEN t.index_error IS NOT NULL THEN 'error'
                 WHEN t.blocked_rows > 0 THEN 'blocked'
                 ELSE 'active'
            END,
@@ -65,7 +66,8 @@ AS $$
                                    THEN coalesce(@extschema@.ttl_next_due(t.id), t.swept_at + t.run_every) END,
                               CASE WHEN NOT run_window.is_open THEN run_window.until END)
            END,
-           t.last_error_code || ': ' || t.last_error, t.last_error_at, t.consecutive_failures, t.last_duration,
+           coalesce(t.last_error_code || ': ' || t.last_error, t.index_error), t.last_error_at,
+           greatest(t.consecutive_failures, t.index_failures), t.last_duration,
            t.blocked_rows, @extschema@.ttl_lag(t.id), t.locked_rows, t.skipped_parts,
            t.expire_after, t.filter, t.time_zone, t.index_method, t.unit, t.hide_expired,
            CASE WHEN NOT t.active THEN NULL
@@ -83,7 +85,7 @@ AS $$
         SELECT CASE WHEN t.index_name IS NULL THEN 'none'
                     WHEN i.indexrelid IS NULL THEN 'pending'
                     WHEN i.indisvalid THEN 'valid'
-                    WHEN t.concurrently AND t.last_error IS NULL THEN 'building'
+                    WHEN t.concurrently AND t.index_error IS NULL THEN 'building'
                     ELSE 'invalid'
                END AS state,
                -- What a worker reads block by block meanwhile is no larger than that.

@@ -1,6 +1,6 @@
 //! What sweeps did: counters with the rule, and a history.
 
-use super::Catalog;
+use super::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::guc;
 use crate::pg::spi;
@@ -49,8 +49,6 @@ pub struct Outcome<'a> {
     pub complete: bool,
     /// Whether it did all that it was to do in one sweep.
     pub through: bool,
-    /// Whether the error that the rule has, of making its index, is another's business.
-    pub keeps_error: bool,
 }
 
 impl Catalog {
@@ -63,6 +61,19 @@ impl Catalog {
         );
         let found = self.with_rights(|| spi::read(&sql, &[rule_id.into()], |row| row.get(1)))?;
         Ok(found.into_iter().flatten().next())
+    }
+
+    /// Writes down that the index of a rule could not be made. The next attempt waits as a failing sweep does.
+    pub fn record_build_failure(&self, rule: &Rule, failure: &Failure) -> Result<(), TtlError> {
+        let sql = format!(
+            "UPDATE {}.ttl_index_table
+             SET index_error = $3, index_failures = index_failures + 1, index_retry_at = clock_timestamp()
+                     + least(interval '2 seconds' * power(2, least(index_failures, 20)), interval '10 minutes')
+             WHERE id = $1 AND version = $2",
+            self.schema
+        );
+        let args = [rule.id.into(), rule.version.into(), failure.to_string().into()];
+        self.with_rights(|| spi::execute(&sql, &args)).map(|_| ())
     }
 
     /// Adds a batch to the counters, in the batch's own transaction: a batch that is rolled back is not counted.
@@ -99,13 +110,12 @@ impl Catalog {
                  rows_deleted_last_run = CASE WHEN $4 = 0 THEN 0 ELSE rows_deleted_last_run END,
                  last_duration = clock_timestamp() - $9,
                  swept_at = CASE WHEN $12 THEN $9 ELSE swept_at END,
-                 last_error_at = CASE WHEN $13 THEN last_error_at WHEN $2 IS NULL THEN NULL ELSE clock_timestamp() END,
-                 last_error_code = CASE WHEN $13 THEN last_error_code ELSE $2 END,
-                 last_error = CASE WHEN $13 THEN last_error ELSE $3 END,
+                 last_error_at = CASE WHEN $2 IS NULL THEN NULL ELSE clock_timestamp() END,
+                 last_error_code = $2, last_error = $3,
                  blocked_rows = CASE WHEN $8 THEN $5 ELSE greatest(blocked_rows, $5) END,
                  locked_rows = $6, skipped_parts = $7,
-                 consecutive_failures = CASE WHEN $13 THEN consecutive_failures WHEN $10 THEN consecutive_failures + 1 ELSE 0 END,
-                 retry_at = CASE WHEN $13 THEN retry_at WHEN $10 THEN clock_timestamp()
+                 consecutive_failures = CASE WHEN $10 THEN consecutive_failures + 1 ELSE 0 END,
+                 retry_at = CASE WHEN $10 THEN clock_timestamp()
                             + least(interval '2 seconds' * power(2, least(consecutive_failures, 20)), interval '10 minutes') END
              WHERE id = $1 AND version = $11",
             self.schema
@@ -142,7 +152,6 @@ impl Catalog {
                     failed.into(),
                     outcome.version.into(),
                     outcome.through.into(),
-                    outcome.keeps_error.into(),
                 ],
             )?;
             spi::execute(

@@ -124,7 +124,8 @@ impl Catalog {
         let sql = format!(
             "UPDATE {own}.ttl_index_table
              SET ({columns}) = (SELECT {columns} FROM jsonb_populate_record(NULL::{own}.ttl_index_table, $1)),
-                 last_error = NULL, last_error_code = NULL, last_error_at = NULL, consecutive_failures = 0, retry_at = NULL
+                 last_error = NULL, last_error_code = NULL, last_error_at = NULL, consecutive_failures = 0, retry_at = NULL,
+                 index_error = NULL, index_failures = 0, index_retry_at = NULL
              WHERE id = $2",
             own = self.schema
         );
@@ -153,6 +154,10 @@ impl Catalog {
              WHERE id = $1 AND version = $2 AND index_name <> $3",
             self.schema
         );
+        let forgive = format!(
+            "UPDATE {}.ttl_index_table SET index_error = NULL, index_failures = 0, index_retry_at = NULL WHERE id = $1",
+            self.schema
+        );
         let bind = format!(
             "UPDATE {schema}.ttl_binding b SET index_relid = {schema}.ttl_ready_index(b.relid, t.index_name, true)
              FROM {schema}.ttl_index_table t WHERE t.id = b.rule_id AND t.id = $1",
@@ -160,6 +165,7 @@ impl Catalog {
         );
         self.with_rights(|| {
             spi::execute(&rename, &[rule.id.into(), rule.version.into(), name.into(), is_ours.into()])?;
+            spi::execute(&forgive, &[rule.id.into()])?;
             spi::execute(&bind, &[rule.id.into()])?;
             Ok(())
         })
@@ -173,7 +179,7 @@ impl Catalog {
     /// Pauses or resumes one rule of a table, or every rule; tells how many changed.
     pub fn set_active(&self, relid: Oid, subject: Option<(Option<i16>, &str)>, active: bool) -> Result<i32, TtlError> {
         let sql = format!(
-            "UPDATE {schema}.ttl_index_table t SET active = $4, retry_at = NULL
+            "UPDATE {schema}.ttl_index_table t SET active = $4, retry_at = NULL, index_retry_at = NULL
              FROM {schema}.ttl_binding b
              WHERE b.rule_id = t.id AND b.relid = $1 AND t.active <> $4
                AND ($3 IS NULL OR {ON_SUBJECT} OR t.purges IN (

@@ -11,6 +11,7 @@ use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};
 use std::fmt;
+use std::time::Duration;
 
 /// First key of the advisory lock that a sweeper of a rule holds; the second is the rule's id.
 const ADVISORY_LOCK_CLASS: u32 = 0x7474_6c00;
@@ -62,8 +63,12 @@ pub struct Rule {
     pub archive: Option<Oid>,
     /// The function that is called with the rows.
     pub hook: Option<Oid>,
-    /// Whether it has not run or failed so lately that it should rest.
+    /// Whether it has not run or failed so lately that it should rest, and how long it still should.
     pub is_due: bool,
+    pub rests_for: Duration,
+    /// Whether the making of its index has not failed so lately that it should rest, and how it failed.
+    pub may_build: bool,
+    pub index_error: Option<String>,
     /// What the last sweep left behind.
     pub blocked_rows: i64,
     pub locked_rows: i64,
@@ -198,7 +203,9 @@ impl Catalog {
                     CASE WHEN t.archive_to IS NOT NULL AND b.archive_relid IS NULL
                          THEN format('archive table %s does not exist', t.archive_to) END,
                     CASE WHEN t.on_expire IS NOT NULL AND b.hook IS NULL
-                         THEN format('function %s(regclass, jsonb) does not exist', t.on_expire) END
+                         THEN format('function %s(regclass, jsonb) does not exist', t.on_expire) END,
+                    extract(epoch FROM greatest(t.retry_at, t.swept_at + t.run_every) - now())::double precision,
+                    coalesce(t.index_retry_at <= now(), true), t.index_error
              FROM {schema}.ttl_index_table t
              JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              JOIN pg_class c ON c.oid = b.relid
@@ -340,6 +347,9 @@ impl Catalog {
                 options,
                 has_children: row.get(12)?.unwrap_or_default(),
                 is_due: row.get(13)?.unwrap_or_default(),
+                rests_for: Duration::try_from_secs_f64(row.get(30)?.unwrap_or_default()).unwrap_or_default(),
+                may_build: row.get(31)?.unwrap_or_default(),
+                index_error: row.get(32)?,
                 blocked_rows: row.get(14)?.unwrap_or_default(),
                 locked_rows: row.get(15)?.unwrap_or_default(),
                 skipped_parts: row.get(16)?,

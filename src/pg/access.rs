@@ -154,8 +154,8 @@ pub fn keeps_value((from, from_modifier): (pg_sys::Oid, i32), (to, to_modifier):
     let (from, from_modifier) = below_domains(from, from_modifier);
     let (to, to_modifier) = below_domains(to, to_modifier);
     let is_wider = WIDENING.iter().any(|(narrow, wide)| *narrow == from && wide.contains(&to));
-    // SAFETY: looks into the catalog caches.
-    let is_same = from == to || unsafe { pg_sys::IsBinaryCoercible(from, to) };
+    let is_text = |type_oid| [pg_sys::TEXTOID, pg_sys::VARCHAROID].contains(&type_oid);
+    let is_same = from == to || (is_text(from) && is_text(to));
     let is_longer = from == pg_sys::VARCHAROID && to == from && from_modifier > 0 && to_modifier > from_modifier;
     let keeps_length = to_modifier < 0 || is_longer || (from, from_modifier) == (to, to_modifier);
     (is_same || is_wider) && keeps_length

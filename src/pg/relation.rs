@@ -139,8 +139,15 @@ impl Held {
     }
 }
 
+impl Held {
+    /// The abort of a transaction releases locks of the session, too.
+    pub fn was_released(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for Held {
-    /// Also while unwinding: an abort does not release it.
+    /// Also while unwinding, which comes before the abort.
     fn drop(&mut self) {
         // SAFETY: locked by us.
         unsafe {

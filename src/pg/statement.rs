@@ -1,7 +1,8 @@
 //! Commands that cannot run in a transaction, because they have several of their own.
 
-use super::identity;
-use super::transaction::{Failure, catch};
+use super::transaction::{Failure, catch, set_time_limit};
+use super::{identity, process};
+use crate::guc;
 use pgrx::{PgList, PgMemoryContexts, pg_sys};
 use std::ffi::{CStr, CString, c_char};
 use std::time::Duration;
@@ -26,6 +27,7 @@ pub fn can_run_alone() -> bool {
 pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(), Failure> {
     let text = CString::new(sql).unwrap_or_default();
     set_lock_timeout(patience);
+    set_time_limit(guc::batch_timeout_ms());
     let result = as_role(role, || {
         in_transactions(|memory| {
             // SAFETY: in a transaction, with one statement that outlives it.
@@ -45,8 +47,19 @@ pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(),
             }
         })
     });
-    set_lock_timeout(Duration::ZERO);
+    set_time_limit(0);
+    forget_session_state();
     result
+}
+
+/// What code of the owner may have left behind in this process: nothing undoes that at the end of these transactions.
+fn forget_session_state() {
+    // SAFETY: outside a transaction; settings go back to what the server and the database say.
+    unsafe {
+        pg_sys::ResetAllOptions();
+        pg_sys::LockReleaseSession(pg_sys::USER_LOCKMETHOD as pg_sys::LOCKMETHODID);
+    }
+    process::pin_worker_settings();
 }
 
 /// Runs `CREATE INDEX CONCURRENTLY` on a relation, whatever its name means by then, in a background worker, outside a

@@ -153,7 +153,7 @@ unsafe extern "C-unwind" {
 const STATEMENT_TIMEOUT: i32 = 3;
 
 /// Has the transaction cancelled after this time; 0 takes the limit back.
-fn set_time_limit(milliseconds: i32) {
+pub(super) fn set_time_limit(milliseconds: i32) {
     // SAFETY: the timeout was registered when the process connected; setting it raises no error.
     unsafe {
         if milliseconds > 0 {

@@ -4,7 +4,7 @@ use super::table::{Subject, Table};
 use crate::catalog::RuleIndex;
 use crate::error::TtlError;
 use crate::pg::index::{self, Wanted};
-use crate::pg::{access, identity, spi};
+use crate::pg::{access, identity, relation, spi};
 use crate::rule::{Expiry, IndexMethod, Options};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};
@@ -89,6 +89,10 @@ pub fn ensure(
 /// Drops an index the extension made. One that is gone already is no error.
 pub fn drop(table: &Table, index: &RuleIndex) -> Result<(), TtlError> {
     if let (Some(oid), true) = (index.oid, index.made_by_us) {
+        // One that has become part of the parent's index goes with that.
+        if relation::has_parent(oid) {
+            return Ok(());
+        }
         let drop = format!("DROP INDEX {}", quote_qualified_identifier(&table.schema, &name_of(oid)?));
         spi::execute(&drop, &[])?;
     }

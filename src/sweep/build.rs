@@ -85,8 +85,9 @@ impl Build<'_> {
             let name = SCOPE.attempt(|| Ok(access::relation_name(index.oid)))?;
             return Ok(name.map(|name| (name.clone(), wished == Some(&name))));
         }
-        for leftover in existing {
-            self.drop(leftover.oid)?;
+        let of_the_name = SCOPE.attempt(|| self.invalid_of_name(relid, wished))?;
+        for leftover in existing.into_iter().map(|index| index.oid).chain(of_the_name) {
+            self.drop(leftover)?;
         }
         let (name, table) = SCOPE.attempt(|| {
             let (schema, name) = self.name(relid, wished)?;
@@ -97,6 +98,17 @@ impl Build<'_> {
         })?;
         statement::create_index_alone(&self.command("CONCURRENTLY ", &name, &table), relid, rule.owner)?;
         Ok(Some((name, true)))
+    }
+
+    /// The index that has the rule's name for it, made for what the rule said before.
+    fn invalid_of_name(&self, relid: Oid, wished: Option<&String>) -> Result<Option<Oid>, TtlError> {
+        let found = spi::read(
+            "SELECT i.indexrelid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+             WHERE i.indrelid = $1 AND c.relname = $2 AND NOT i.indisvalid",
+            &[relid.into(), wished.map(String::as_str).into()],
+            |row| row.get(1),
+        )?;
+        Ok(found.into_iter().flatten().next())
     }
 
     /// Drops what is left of an attempt, if it was ours: users may make an index at this moment, too.

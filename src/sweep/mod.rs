@@ -295,9 +295,6 @@ impl Sweep {
             && self.tally.locked == self.rule.locked_rows
             && skipped == self.rule.skipped_parts
             && self.tally.blocked_by.is_some() == self.rule.last_error.is_some();
-        // The error of making an index is the builder's to take back.
-        let keeps_error = self.rule.pending_index.is_some() && end.is_ok() && self.tally.blocked_by.is_none();
-        let nothing_new = nothing_new || (keeps_error && self.tally.blocked == 0 && self.tally.locked == 0);
         if end.is_ok() && self.tally.rows == 0 && self.tally.partitions == 0 && (nothing_new || !complete) {
             return Ok(());
         }
@@ -320,7 +317,6 @@ impl Sweep {
                     failure: end.as_ref().err(),
                     complete,
                     through: complete || *end == Ok(Step::Enough),
-                    keeps_error,
                 },
             )
         })
@@ -359,7 +355,6 @@ pub fn record_failure(
                 failure: Some(failure),
                 complete: false,
                 through: false,
-                keeps_error: false,
             },
         )
     })

@@ -49,7 +49,8 @@ impl Part {
         let removed = if !is_drop && scope == Scope::Transaction && statement::can_run_alone() {
             self.detach(rule, catalog, cutoff)
         } else {
-            scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff))
+            check_unused(self.relid, &self.name, scope)
+                .and_then(|()| scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff)))
         };
         match removed {
             Ok(Verdict::Go) => Ok(Removal::Done),
@@ -63,13 +64,10 @@ impl Part {
 
     /// Under locks that nobody else shares.
     fn remove_at_once(&self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Verdict, TtlError> {
-        // Nobody is to wait for the parent while we wait for a part that somebody uses. A worker does not wait at all.
-        if scope == Scope::Transaction {
-            if !relation::try_lock_tree(self.relid) {
-                return Err(TtlError::PartInUse(self.name.clone()));
-            }
-        } else if in_sandbox(rule, || Ok(relation::lock(self.relid, Lock::Drop)))?.is_none() {
-            return Ok(Verdict::End(Step::Outdated));
+        // The parent first, as queries do. A worker does not wait for a part while it holds that.
+        in_sandbox(rule, || Ok(relation::lock(self.parent, Lock::Drop)))?;
+        if scope == Scope::Transaction && !relation::try_lock_tree(self.relid) {
+            return Err(TtlError::PartInUse(self.name.clone()));
         }
         let verdict = self.judge(rule, catalog, cutoff, Lock::Drop)?;
         if !matches!(verdict, Verdict::Go) {
@@ -93,23 +91,27 @@ impl Part {
     /// alter the relations; the rule may change, but nothing is lost by detaching.
     fn detach(&self, rule: &Rule, catalog: &Catalog, cutoff: &str) -> Result<Verdict, Failure> {
         let scope = Scope::Transaction;
-        let (verdict, parent, has_default, _held) = scope.attempt(|| {
+        let (verdict, parent, has_default, held) = scope.attempt(|| {
             let held = in_sandbox(rule, || Ok([self.parent, self.relid].map(Held::against_ddl)))?;
             let verdict = self.judge(rule, catalog, cutoff, Lock::Read)?;
             let parent = Regclass(self.parent).qualified_name().unwrap_or_default();
             Ok((verdict, parent, self.has_default_sibling()?, held))
         })?;
-        match verdict {
+        let done = match verdict {
             // PostgreSQL would have to lock that one.
             Verdict::Go if has_default => scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff)),
             Verdict::Go => {
                 let detach = format!("ALTER TABLE {parent} DETACH PARTITION {} CONCURRENTLY", self.name);
-                statement::run_alone(&detach, rule.owner, guc::lock_timeout())?;
-                scope.attempt(|| self.record(rule, catalog))?;
-                Ok(Verdict::Go)
+                statement::run_alone(&detach, rule.owner, guc::lock_timeout())
+                    .and_then(|()| scope.attempt(|| self.record(rule, catalog)))
+                    .map(|()| Verdict::Go)
             }
             verdict => Ok(verdict),
+        };
+        if done.is_err() {
+            held.into_iter().for_each(Held::was_released);
         }
+        done
     }
 
     fn record(&self, rule: &Rule, catalog: &Catalog) -> Result<(), TtlError> {
@@ -152,6 +154,12 @@ impl Part {
     }
 }
 
+/// Before a worker waits for a parent, and others behind it: that nobody is in the partition.
+fn check_unused(relid: Oid, name: &str, scope: Scope) -> Result<(), Failure> {
+    let is_unused = scope != Scope::Transaction || scope.attempt(|| Ok(relation::try_lock_tree(relid)))?;
+    if is_unused { Ok(()) } else { Err(TtlError::PartInUse(name.to_owned()).into()) }
+}
+
 /// Whether somebody was in the way, in one way or the other.
 fn is_about_locks(failure: &Failure) -> bool {
     [PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED].contains(&failure.code)
@@ -165,7 +173,8 @@ impl Sweep {
     }
 
     pub(super) fn finalize(&mut self, pending: (Oid, Oid)) -> Result<Step, Failure> {
-        match self.scope.attempt(|| finalize(&self.rule, &self.catalog, pending)) {
+        let unused = check_unused(pending.0, "", self.scope);
+        match unused.and_then(|()| self.scope.attempt(|| finalize(&self.rule, &self.catalog, pending))) {
             Ok(()) => self.tally.partitions += 1,
             Err(failure) => self.put_off(failure)?,
         }

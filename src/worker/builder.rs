@@ -1,7 +1,7 @@
 //! A builder: it makes the index of one rule, and may have to wait long for others while it does.
 
-use super::database::report_broken;
 use super::hire;
+use crate::pg::transaction::Scope;
 use crate::pg::{board, process};
 use crate::sweep::build;
 use pgrx::bgworkers::DynamicBackgroundWorker;
@@ -24,8 +24,11 @@ pub extern "C-unwind" fn pg_ttl_index_builder_main(argument: pg_sys::Datum) {
         // Somebody wants the table: the worker begins again.
         Err(failure) if failure.is_cancel => {}
         Err(failure) => {
-            let is_known = rule.last_error.as_deref() == Some(&failure.to_string());
-            report_broken(&catalog, (rule.id, rule.version), &failure, is_known);
+            if rule.index_error.as_deref() != Some(&failure.to_string()) {
+                log!("TTL rule on {rule}: its index could not be made: {failure}");
+            }
+            let record = Scope::Transaction.attempt(|| catalog.record_build_failure(&rule, &failure));
+            record.unwrap_or_else(|failure| log!("TTL rule on {rule}: that could not be recorded: {failure}"));
         }
     }
 }

@@ -193,7 +193,7 @@ impl Worker {
             }
             match rule {
                 Ok(rule) => {
-                    if rule.pending_index.is_some() && rule.is_due {
+                    if rule.pending_index.is_some() && rule.may_build {
                         self.start_builder(id);
                     }
                     if self.is_time_for(&rule, opening, is_pass) {
@@ -221,7 +221,7 @@ impl Worker {
         let mut is_time = rule.is_due && (is_pass || rested >= guc::naptime());
         if let Some(every) = rule.options.run_every.map(Ttl::estimate) {
             is_time = rule.is_due && rested >= every;
-            next = Some(now + if is_time { every } else { every.saturating_sub(rested) });
+            next = Some(now + if is_time { every } else { rule.rests_for.max(every.saturating_sub(rested)) });
         }
         if let Some(closed) = opening.filter(|opening| !opening.is_open) {
             is_time = false;
@@ -244,11 +244,16 @@ impl Worker {
             let Some(job) = self.queue.remove(place) else { return };
             let (id, closes_at, begun) = (job.rule_id(), job.closes_at, job.begun.unwrap_or_else(Instant::now));
             let turn = take_turn(job);
-            // A rule whose sweep was interrupted does not rest.
-            if matches!(turn, Turn::Ended { is_through: true }) {
-                self.begun.insert(id, begun);
-            } else {
-                self.begun.remove(&id);
+            match turn {
+                Turn::Ended { is_through: true } => {
+                    self.begun.insert(id, begun);
+                }
+                // A rule whose sweep was interrupted does not rest, unless it failed.
+                Turn::Ended { is_through: false } => {
+                    self.begun.remove(&id);
+                    self.look_soon();
+                }
+                Turn::More(..) => {}
             }
             if let Turn::More(sweep, wait) = turn {
                 // A rule with a backlog, and others waiting: a helper takes it over from where the catalog says it is.
@@ -305,8 +310,12 @@ impl Worker {
         let before = self.builders.len();
         self.builders.retain(|_, builder| !has_ended(builder));
         if self.builders.len() < before {
-            self.early = self.early.into_iter().chain([Instant::now() + LOOK_UP]).min();
+            self.look_soon();
         }
+    }
+
+    fn look_soon(&mut self) {
+        self.early = self.early.into_iter().chain([Instant::now() + LOOK_UP]).min();
     }
 
     fn start_helper(&mut self, rule_id: i64) -> Option<DynamicBackgroundWorker> {
@@ -375,7 +384,7 @@ pub enum Advance {
 /// Goes on with a sweep by a batch, if its window is open and nothing holds it.
 pub fn advance(sweep: &mut Sweep, closes_at: Option<TimestampWithTimeZone>) -> Result<Advance, Failure> {
     if closes_at.is_some_and(|at| i64::from(clock_timestamp()) >= i64::from(at)) {
-        return Ok(Advance::Ended(Step::Enough));
+        return Ok(Advance::Ended(Step::Outdated));
     }
     if let Some(wait) = sweep.hold()? {
         return Ok(Advance::Wait(wait));
@@ -400,7 +409,7 @@ pub fn finish(sweep: Sweep, end: &Result<Step, Failure>) {
 }
 
 /// Records the error of a rule that could not be swept at all, and logs it once.
-pub fn report_broken(catalog: &Catalog, rule: (i64, i64), failure: &Failure, is_known: bool) {
+fn report_broken(catalog: &Catalog, rule: (i64, i64), failure: &Failure, is_known: bool) {
     if !is_known {
         log!("TTL rule {} failed: {failure}", rule.0);
     }

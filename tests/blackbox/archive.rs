@@ -76,6 +76,7 @@ fn an_archive_that_cannot_hold_every_row_is_refused() {
          CREATE TABLE rough (n double precision, q numeric, c char(5), s text, at timestamptz);
          CREATE TABLE rounded (n bigint, q cents, c char(5), s text, at timestamptz);
          CREATE TABLE trimmed (n bigint, q numeric, c text, s text, at timestamptz);
+         CREATE TABLE signed (n int, at timestamptz); CREATE TABLE unsigned (n oid, at timestamptz);
          CREATE TABLE named (n bigint, q numeric, c char(5), s name, at timestamptz);
          CREATE VIEW v AS SELECT * FROM t; CREATE TEMP TABLE passing (LIKE t); CREATE TABLE child () INHERITS (t)",
         &[
@@ -88,6 +89,7 @@ fn an_archive_that_cannot_hold_every_row_is_refused() {
             ("ttl_create_index('exact', 'at', 60, archive_to => 'rounded')", "42804"),
             ("ttl_create_index('exact', 'at', 60, archive_to => 'trimmed')", "42804"),
             ("ttl_create_index('exact', 'at', 60, archive_to => 'named')", "42804"),
+            ("ttl_create_index('signed', 'at', 60, archive_to => 'unsigned')", "42804"),
             ("ttl_create_index('t', 'at', 60, archive_to => 'passing_by')", "0A000"),
             ("ttl_create_index('t', 'at', 60, archive_to => 't')", "22023"),
             ("ttl_create_index('t', 'at', 60, archive_to => 'child')", "22023"),

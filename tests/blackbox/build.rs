@@ -95,7 +95,7 @@ fn a_failure_is_shown_and_tried_again() {
         "SELECT state, index_state, last_error, consecutive_failures >= 2 FROM ttl_summary",
         &format!("error|invalid|P0001: fragile as {owner}|t"),
     );
-    assert_eq!(server.log().matches("failed: P0001: fragile as").count(), 1, "it is logged once");
+    assert_eq!(server.log().matches("could not be made: P0001: fragile as").count(), 1, "it is logged once");
     db.run("DROP TABLE hope");
     db.wait_for("SELECT state, index_state FROM ttl_summary", "active|valid");
 }
@@ -232,4 +232,52 @@ fn a_rule_that_goes_leaves_no_index_behind() {
     reader.run("COMMIT");
     db.wait_for(&BUILDER.replace("SELECT pid", "SELECT count(*)"), "0");
     assert_eq!(db.get("SELECT count(*) FROM pg_index WHERE indisvalid AND indrelid IN ('t'::regclass, 't1'::regclass, 't2'::regclass)"), "0");
+}
+
+#[test]
+fn a_rule_that_is_altered_meanwhile_gets_the_index_it_needs_then() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    db.run(EXPIRED);
+    db.run("UPDATE t SET at = now()");
+    let mut reader = holding(&db);
+    db.run("SELECT ttl_create_index('t', 'at', 60, concurrently => true)");
+    db.wait_for("SELECT count(*) FROM pg_index WHERE NOT indisvalid", "1");
+    db.run("SELECT ttl_alter_index('t', 'at', filter => 'id > 5')");
+    reader.run("COMMIT");
+    db.wait_for(STATE, "valid|");
+    assert_eq!(
+        db.get("SELECT indexdef FROM pg_indexes WHERE tablename = 't'"),
+        "CREATE INDEX idx_ttl_t_at ON public.t USING btree (at) WHERE (id > 5)"
+    );
+}
+
+#[test]
+fn making_an_index_and_sweeping_rest_each_for_its_own_reasons() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    let owner = db.role("owner");
+    db.run("CREATE SCHEMA app");
+    db.run(&format!("GRANT ALL ON SCHEMA app TO {owner}"));
+    db.session(&owner).run(
+        "CREATE TABLE app.t (at timestamptz); INSERT INTO app.t VALUES ('2020-01-01');
+         SELECT ttl_create_index('app.t', 'at', 60, index_method => 'none', run_every => interval '1 day')",
+    );
+    db.wait_for("SELECT total_rows_deleted FROM ttl_summary", "1");
+    // The rule is not due for a day, but its index is wanted now.
+    db.session(&owner).run("SELECT ttl_alter_index('app.t', 'at', index_method => 'btree', concurrently => true)");
+    db.wait_for("SELECT index_state FROM ttl_summary", "valid");
+
+    db.session(&owner).run("CREATE TABLE app.u (at timestamptz)");
+    db.run("SELECT ttl_stop_worker()");
+    db.session(&owner).run("SELECT ttl_create_index('app.u', 'at', 60, concurrently => true)");
+    db.run(&format!("REVOKE CREATE ON SCHEMA app FROM {owner}; SELECT ttl_start_worker()"));
+    let failures = "SELECT consecutive_failures >= 3, left(last_error, 5) FROM ttl_summary WHERE table_name = 'u'";
+    db.wait_for(failures, "t|42501");
+    // It is tried again in 16 seconds or so, but rows go all the while.
+    for _ in 0..3 {
+        db.run("INSERT INTO app.u VALUES ('2020-01-01')");
+        db.wait_for("SELECT count(*) FROM app.u", "0");
+    }
+    assert_eq!(db.get(failures), "t|42501");
 }

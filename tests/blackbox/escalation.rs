@@ -1,5 +1,6 @@
 //! Code of a table's owner never runs with more rights than the owner has, whoever sweeps.
 
+use crate::worker::{database, server};
 use harness::Database;
 
 /// A database with a role that tries to become more than it is: `trap` writes down who it runs as, and then tries
@@ -169,6 +170,43 @@ fn what_a_worker_reads_to_drop_and_detach_partitions() {
         trap.db.wait_for("SELECT total_partitions_removed, last_error FROM ttl_summary", "1|");
         let seen = format!("SELECT DISTINCT how, replace(who, '{}', 'owner') FROM seen ORDER BY 1, 2", trap.owner);
         assert_eq!(trap.db.get(&seen), if action == "detach" { "index|owner" } else { "" });
+    }
+}
+
+#[test]
+fn what_detaching_runs_leaves_nothing_behind_in_the_worker_and_does_not_hold_it() {
+    let server = server(&["pg_ttl_index.batch_timeout=2s"]);
+    let mut db = database(&server);
+    let mallory = db.role("mallory");
+    db.run("CREATE TABLE t (at timestamptz)");
+    for (nth, deed) in [
+        "PERFORM set_config('default_transaction_read_only', 'on', false), set_config('search_path', 'mallory', false)",
+        "PERFORM pg_sleep(1000)",
+    ]
+    .iter()
+    .enumerate()
+    {
+        db.session(&mallory).run(&format!(
+            "CREATE FUNCTION evil{nth}(int) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS $$
+             BEGIN IF current_setting('application_name') LIKE 'pg_ttl_index%' THEN {deed}; END IF; RETURN true; END $$;
+             CREATE TABLE p{nth} (at timestamptz) PARTITION BY RANGE (at);
+             CREATE TABLE p{nth}_1 PARTITION OF p{nth} FOR VALUES FROM ('2020-01-01') TO ('2021-01-01');
+             CREATE TABLE p{nth}_2 PARTITION OF p{nth} FOR VALUES FROM ('2021-01-01') TO ('2100-01-01');
+             ALTER TABLE p{nth}_1 ADD CHECK (evil{nth}(1) AND at IS NOT NULL);
+             SELECT ttl_create_index('p{nth}', 'at', 60, partition_action => 'detach')"
+        ));
+        let outcome = if nth == 0 { "1|" } else { "0|57014" };
+        db.wait_for(
+            &format!(
+                "SELECT total_partitions_removed, left(last_error, 5) FROM ttl_summary WHERE table_name = 'p{nth}'"
+            ),
+            outcome,
+        );
+        db.run("INSERT INTO t VALUES ('2020-01-01')");
+        if nth == 0 {
+            db.run("SELECT ttl_create_index('t', 'at', 60)");
+        }
+        db.wait_for("SELECT count(*) FROM t", "0");
     }
 }
 

@@ -192,3 +192,13 @@ fn names_of_made_indexes_never_collide() {
         "public|idx_ttl_a_b_c\npublic|idx_ttl_a_b_c_1\npublic|idx_ttl_z_at_1\nelsewhere|idx_ttl_a_b_c"
     );
 }
+
+#[test]
+fn a_rule_on_a_partition_can_be_dropped_when_its_index_is_the_parents_too() {
+    let mut db = Database::new();
+    db.run("CREATE TABLE p (at timestamptz) PARTITION BY RANGE (at); CREATE TABLE p1 PARTITION OF p DEFAULT");
+    db.run("SELECT ttl_create_index('p1', 'at', 60)");
+    db.run("SELECT ttl_create_index('p', 'at', 60)");
+    assert_eq!(db.get("SELECT ttl_drop_index('p1', 'at'), ttl_drop_index('p', 'at')"), "t|t");
+    assert_eq!(db.get("SELECT count(*) FROM pg_indexes WHERE tablename IN ('p', 'p1')"), "0");
+}

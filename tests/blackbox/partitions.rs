@@ -216,6 +216,19 @@ fn users_of_a_partition_that_cannot_be_dropped_keep_nobody_from_the_others() {
 }
 
 #[test]
+fn a_drop_that_waits_for_the_parent_has_no_user_die_in_a_deadlock() {
+    let server = server(&["pg_ttl_index.lock_timeout=10s"]);
+    let mut db = database(&server);
+    db.run(TABLE);
+    let mut reader = db.session("postgres");
+    reader.run("BEGIN; SELECT count(*) FROM p WHERE at > '2022-01-01'");
+    db.run("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop')");
+    db.wait_for("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'p'::regclass", "1");
+    reader.run("SELECT count(*) FROM p; COMMIT");
+    db.wait_for(PARTS, "p3");
+}
+
+#[test]
 fn a_dependency_on_one_partition_keeps_that_one() {
     let mut db = with(TABLE);
     db.run("CREATE FUNCTION about(p1) RETURNS int LANGUAGE sql AS 'SELECT 1'; CREATE TABLE holds (old p2)");

@@ -1,7 +1,7 @@
 //! When a rule is swept: how often, and in which hours.
 
 use crate::bad_input::refuses;
-use crate::worker::{EXPIRED, ROWS, database, server};
+use crate::worker::{EXPIRED, ROWS, database, server, worker_pid};
 use harness::Database;
 
 const REFILL: &str = "INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 10) i";
@@ -105,7 +105,9 @@ fn a_window_opens_and_closes_by_itself() {
     let mut db = database(&server);
     db.run(EXPIRED);
     let soon = window(&mut db, "2 seconds", "5 seconds");
-    db.run(&format!("SELECT ttl_create_index('t', 'at', 60, 1, run_window => '{soon}')"));
+    db.run(&format!(
+        "SELECT ttl_create_index('t', 'at', 60, 1, run_window => '{soon}', run_every => interval '7 days')"
+    ));
     assert_eq!(db.get(ROWS), "1000");
     db.wait_for("SELECT count(*) < 1000 FROM t", "t");
     db.wait_for("SELECT hold FROM ttl_summary", "run_window");
@@ -114,6 +116,35 @@ fn a_window_opens_and_closes_by_itself() {
     assert_ne!(left, "0");
     db.run("SELECT pg_sleep(1)");
     assert_eq!(db.get(ROWS), left);
+    // It goes on when it opens again.
+    db.wait_for("SELECT next_run < now() + interval '25 hours' FROM ttl_summary", "t");
+}
+
+#[test]
+fn a_worker_that_has_nothing_to_do_yet_does_nothing() {
+    let server = server(&["pg_ttl_index.naptime=8s"]);
+    let mut db = database(&server);
+    db.run(EXPIRED);
+    db.run("SELECT ttl_create_index('t', 'at', 60, run_every => interval '1 day')");
+    db.wait_for("SELECT total_rows_deleted, rows_removed FROM ttl_summary, ttl_history", "1000|1000");
+    db.run("CREATE TABLE bad (at timestamptz, n int); INSERT INTO bad VALUES ('2020-01-01', 0)");
+    db.run("SELECT ttl_create_index('bad', 'at', 60, filter => '1 / n > 0', index_method => 'none', run_every => interval '1 day')");
+    db.wait_for("SELECT consecutive_failures >= 3 FROM ttl_summary WHERE table_name = 'bad'", "t");
+    let pid = worker_pid(&mut db);
+    db.run(&format!("SELECT pg_terminate_backend({pid})"));
+    db.wait_for(
+        &format!(
+            "SELECT count(*) FROM ttl_worker_status() WHERE database_name = current_database() AND worker_pid <> {pid}"
+        ),
+        "1",
+    );
+    let commits =
+        "SELECT pg_stat_clear_snapshot(); SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
+    let count = |db: &mut Database| db.get(commits).trim().parse::<u32>().expect("a number");
+    let before = count(&mut db);
+    db.run("SELECT pg_sleep(4)");
+    let after = count(&mut db);
+    assert!(after - before < 40, "{}", after - before);
 }
 
 #[test]
