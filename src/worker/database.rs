@@ -178,6 +178,7 @@ impl Worker {
             self.loaded = Some(now);
         }
         self.early = None;
+        self.report_next_turn();
         self.helpers.retain(|_, helper| !has_ended(helper));
         let (catalog, rules) = match load_rules() {
             Ok(loaded) => loaded,
@@ -208,8 +209,11 @@ impl Worker {
                 Err(_) => {}
             }
         }
-        let next_pass = i64::from(clock_timestamp()) + self.time_to_next_turn().as_micros() as i64;
-        board::report_next_pass(next_pass);
+        self.report_next_turn();
+    }
+
+    fn report_next_turn(&self) {
+        board::report_next_pass(i64::from(clock_timestamp()) + self.time_to_next_turn().as_micros() as i64);
     }
 
     /// Whether a rule is to be swept now. If it has times of its own, the next of them is taken down.

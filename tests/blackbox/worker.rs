@@ -288,6 +288,7 @@ fn a_restored_rule_rests_until_the_restoring_session_has_ended() {
                  VALUES ('public', 't', 'at', '1 minute', 'UTC')",
     );
     // Foreign keys and triggers come last in a restore: two passes go by without a sweep.
+    db.wait_for("SELECT ttl_next_pass() IS NOT NULL", "t");
     for _ in 0..2 {
         let before = db.get("SELECT ttl_next_pass()");
         db.wait_for(&format!("SELECT ttl_next_pass() > '{before}'"), "t");
