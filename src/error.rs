@@ -85,7 +85,7 @@ pub enum TtlError {
     NotImmutable,
     #[error("triggers of table {0}, behind a foreign key, would run with the rights of another role")]
     CascadeTriggers(String),
-    #[error("{}", Self::PART_IN_USE)]
+    #[error("could not obtain lock on partition {0}")]
     PartInUse(String),
     #[error("partition {0} is not the one it was")]
     AnotherPart(String),
@@ -132,8 +132,6 @@ pub enum TtlError {
 }
 
 impl TtlError {
-    pub const PART_IN_USE: &str = "could not obtain lock on a partition";
-
     pub fn code(&self) -> Code {
         match self {
             Self::Invalid(Invalid::Missing(_)) => Code::ERRCODE_NULL_VALUE_NOT_ALLOWED,
@@ -204,7 +202,6 @@ impl TtlError {
 
     fn detail(&self) -> Option<String> {
         match self {
-            Self::PartInUse(name) => Some(format!("Partition {name} is in use.")),
             Self::NotATable { kind, .. } | Self::ArchiveKind { kind, .. } => Some(format!("This is {kind}.")),
             Self::Invalid(Invalid::TtlTooLong(_)) => {
                 Some("The cutoff would lie before the first instant PostgreSQL can represent.".into())

@@ -61,8 +61,6 @@ pub struct Rule {
     pub lacks: Option<Failure>,
     /// The table that rows move to.
     pub archive: Option<Oid>,
-    /// The function that is called with the rows.
-    pub hook: Option<Oid>,
     /// Whether it has not run or failed so lately that it should rest, and how long it still should.
     pub is_due: bool,
     pub rests_for: Duration,
@@ -90,6 +88,11 @@ impl Rule {
         let mut conditions = self.expiry.has_expired(cutoff);
         conditions.extend(self.options.filter.as_ref().map(|filter| format!("({filter})")));
         conditions
+    }
+
+    /// What holds for a row that is not softly deleted, if the rule deletes so.
+    pub fn unmarked(&self) -> Option<String> {
+        self.mark.as_ref().map(|(column, mark)| mark.unmarked(column))
     }
 }
 
@@ -194,7 +197,7 @@ impl Catalog {
                     END,
                     coalesce(a.attnotnull OR type.typnotnull, false),
                     coalesce(a.attgenerated = '' AND a.attidentity <> 'a', false),
-                    format_type(a.atttypid, a.atttypmod), a.atttypmod, c.relkind = 'p', {options}, b.archive_relid, b.hook,
+                    format_type(a.atttypid, a.atttypmod), a.atttypmod, c.relkind = 'p', {options}, b.archive_relid,
                     CASE WHEN t.concurrently AND t.index_created_by_extension AND NOT EXISTS (
                                  SELECT FROM pg_index i WHERE i.indisvalid
                                    AND i.indexrelid = {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name))
@@ -336,10 +339,9 @@ impl Catalog {
                 typmod,
                 is_partitioned: row.get(23)?.unwrap_or_default(),
                 archive: row.get::<Oid>(25)?.filter(|_| options.archive().is_some()),
-                hook: row.get(26)?,
-                pending_index: row.get(27)?,
-                lacks: lacks(28, PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE)?
-                    .or(lacks(29, PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION)?),
+                pending_index: row.get(26)?,
+                lacks: lacks(27, PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE)?
+                    .or(lacks(28, PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION)?),
                 not_null: row.get(19)?.unwrap_or_default(),
                 is_writable: row.get(20)?.unwrap_or_default(),
                 expiry,
@@ -347,9 +349,9 @@ impl Catalog {
                 options,
                 has_children: row.get(12)?.unwrap_or_default(),
                 is_due: row.get(13)?.unwrap_or_default(),
-                rests_for: Duration::try_from_secs_f64(row.get(30)?.unwrap_or_default()).unwrap_or_default(),
-                may_build: row.get(31)?.unwrap_or_default(),
-                index_error: row.get(32)?,
+                rests_for: Duration::try_from_secs_f64(row.get(29)?.unwrap_or_default()).unwrap_or_default(),
+                may_build: row.get(30)?.unwrap_or_default(),
+                index_error: row.get(31)?,
                 blocked_rows: row.get(14)?.unwrap_or_default(),
                 locked_rows: row.get(15)?.unwrap_or_default(),
                 skipped_parts: row.get(16)?,

@@ -23,7 +23,7 @@ pub fn can_run_alone() -> bool {
 }
 
 /// Runs a command of PostgreSQL's own in a background worker, outside a transaction, as `role` and in a sandbox. Waits for a
-/// lock, and for a transaction of somebody else, no longer than `patience`; zero is for ever.
+/// lock, and for a transaction of somebody else, no longer than `patience`, and in all no longer than a batch may take.
 pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(), Failure> {
     let text = CString::new(sql).unwrap_or_default();
     set_lock_timeout(patience);
@@ -48,17 +48,14 @@ pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(),
         })
     });
     set_time_limit(0);
-    forget_session_state();
+    forget_settings();
     result
 }
 
-/// What code of the owner may have left behind in this process: nothing undoes that at the end of these transactions.
-fn forget_session_state() {
+/// Puts back what code of the owner may have set: nothing undoes that at the end of these transactions.
+fn forget_settings() {
     // SAFETY: outside a transaction; settings go back to what the server and the database say.
-    unsafe {
-        pg_sys::ResetAllOptions();
-        pg_sys::LockReleaseSession(pg_sys::USER_LOCKMETHOD as pg_sys::LOCKMETHODID);
-    }
+    unsafe { pg_sys::ResetAllOptions() };
     process::pin_worker_settings();
 }
 

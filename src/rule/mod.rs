@@ -30,7 +30,7 @@ pub enum Invalid {
     TooSmall(&'static str, i64),
     #[error("partition action \"{0}\" is not known")]
     PartitionAction(String),
-    #[error("run window \"{0}\" is not one")]
+    #[error("invalid run window: \"{0}\"")]
     Window(String),
     #[error("filter is too long")]
     FilterTooLong,

@@ -27,7 +27,7 @@ pub fn open(rule: &Rule, leaf: &Leaf) -> Result<(Option<Archive>, Option<Audienc
     let archive = rule.archive.map(|relid| Archive::open(relid, leaf.relid, rule.owner)).transpose()?;
     let audience = Audience {
         archive: archive.as_ref().map(|archive| (archive.name.clone(), archive.columns.clone())),
-        wants_rows: rule.hook.is_some(),
+        wants_rows: rule.options.on_expire.is_some(),
         keys: rule.options.notify_channel.as_ref().map(|_| key_columns(leaf.relid)).transpose()?,
     };
     Ok((archive, Some(audience)))
@@ -66,7 +66,7 @@ pub fn tell(rule: &Rule, leaf: &Leaf, done: &Done) -> Result<(), TtlError> {
     if done.removed == 0 {
         return Ok(());
     }
-    if let (Some(_), Some(function)) = (rule.hook, &rule.options.on_expire) {
+    if let Some(function) = &rule.options.on_expire {
         let call = format!("SELECT {function}($1::regclass, $2::jsonb)");
         for rows in pieces(done.taken.iter().filter_map(|taken| taken.rows.as_deref())) {
             in_sandbox(rule, || spi::execute(&call, &[rule.relid.into(), rows.into()]))?;

@@ -151,7 +151,7 @@ fn predicate(rule: &Rule) -> Option<String> {
     let is_immutable = |filter: &&String| {
         expression::check(rule.relid, filter, Purpose::Filter).is_ok_and(|checked| checked.immutable)
     };
-    let unmarked = rule.mark.as_ref().map(|(column, mark)| mark.unmarked(column));
+    let unmarked = rule.unmarked();
     let filter = rule.options.filter.as_ref().filter(is_immutable);
     let conditions: Vec<_> = filter.into_iter().chain(&unmarked).map(|condition| format!("({condition})")).collect();
     (!conditions.is_empty()).then(|| conditions.join(" AND "))

@@ -63,7 +63,7 @@ pub enum Step {
     Removed(i64),
     /// Nothing expired is left, but for what is blocked, locked or skipped.
     Finished,
-    /// The rule, or its table, is not what it was: the sweep ends, and the next one sees the change.
+    /// The rule, its table or the hour is not what it was: the sweep ends, and the next one sees the change.
     Outdated,
     /// Another session sweeps this rule.
     Busy,

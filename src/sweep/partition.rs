@@ -28,12 +28,15 @@ pub enum Removal {
     Done,
     /// It goes by rows after all.
     ByRows(Part),
+    /// Somebody is in it.
+    InUse(Part),
     Ended(Step),
 }
 
 enum Verdict {
     Go,
     ByRows,
+    InUse,
     End(Step),
 }
 
@@ -48,13 +51,15 @@ impl Part {
         // Detaching concurrently has transactions of its own, which only a worker can have.
         let removed = if !is_drop && scope == Scope::Transaction && statement::can_run_alone() {
             self.detach(rule, catalog, cutoff)
+        } else if is_in_use(self.relid, scope)? {
+            Ok(Verdict::InUse)
         } else {
-            check_unused(self.relid, &self.name, scope)
-                .and_then(|()| scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff)))
+            scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff))
         };
         match removed {
             Ok(Verdict::Go) => Ok(Removal::Done),
             Ok(Verdict::ByRows) => Ok(Removal::ByRows(self)),
+            Ok(Verdict::InUse) => Ok(Removal::InUse(self)),
             Ok(Verdict::End(step)) => Ok(Removal::Ended(step)),
             // What depends on a partition says no to a drop. Who wants it detached wants to keep its rows.
             Err(failure) if is_drop && !failure.is_cancel && !is_about_locks(&failure) => Ok(Removal::ByRows(self)),
@@ -67,7 +72,7 @@ impl Part {
         // The parent first, as queries do. A worker does not wait for a part while it holds that.
         in_sandbox(rule, || Ok(relation::lock(self.parent, Lock::Drop)))?;
         if scope == Scope::Transaction && !relation::try_lock_tree(self.relid) {
-            return Err(TtlError::PartInUse(self.name.clone()));
+            return Ok(Verdict::InUse);
         }
         let verdict = self.judge(rule, catalog, cutoff, Lock::Drop)?;
         if !matches!(verdict, Verdict::Go) {
@@ -154,10 +159,9 @@ impl Part {
     }
 }
 
-/// Before a worker waits for a parent, and others behind it: that nobody is in the partition.
-fn check_unused(relid: Oid, name: &str, scope: Scope) -> Result<(), Failure> {
-    let is_unused = scope != Scope::Transaction || scope.attempt(|| Ok(relation::try_lock_tree(relid)))?;
-    if is_unused { Ok(()) } else { Err(TtlError::PartInUse(name.to_owned()).into()) }
+/// Whether somebody is in a partition, before a worker waits for its parent, and others behind it.
+fn is_in_use(relid: Oid, scope: Scope) -> Result<bool, Failure> {
+    Ok(scope == Scope::Transaction && !scope.attempt(|| Ok(relation::try_lock_tree(relid)))?)
 }
 
 /// Whether somebody was in the way, in one way or the other.
@@ -173,23 +177,25 @@ impl Sweep {
     }
 
     pub(super) fn finalize(&mut self, pending: (Oid, Oid)) -> Result<Step, Failure> {
-        let unused = check_unused(pending.0, "", self.scope);
-        match unused.and_then(|()| self.scope.attempt(|| finalize(&self.rule, &self.catalog, pending))) {
+        if is_in_use(pending.0, self.scope)? {
+            let name = self.scope.attempt(|| Ok(Regclass(pending.0).qualified_name()))?;
+            self.late = Some(in_use(name.unwrap_or_default()));
+            return Ok(Step::Removed(0));
+        }
+        match self.scope.attempt(|| finalize(&self.rule, &self.catalog, pending)) {
             Ok(()) => self.tally.partitions += 1,
             Err(failure) => self.put_off(failure)?,
         }
         Ok(Step::Removed(0))
     }
 
-    /// Leaves a partition for the next sweep, and goes on. If it was the parent that could not be had, others are not tried: all
-    /// who use the table wait while we wait for it. Nor can a table have two partitions that are half detached.
+    /// Leaves whole partitions for the next sweep, and goes on with the rest: all who use the table wait while we wait for it. Nor
+    /// can a table have two partitions that are half detached.
     fn put_off(&mut self, failure: Failure) -> Result<(), Failure> {
         if failure.is_cancel {
             return Err(failure);
         }
-        if failure.message != TtlError::PART_IN_USE {
-            self.leaves.whole.clear();
-        }
+        self.leaves.whole.clear();
         self.late = Some(failure);
         Ok(())
     }
@@ -199,11 +205,16 @@ impl Sweep {
         match part.remove(&self.rule, &self.catalog, self.scope, &self.cutoff) {
             Ok(Removal::Done) => self.tally.partitions += 1,
             Ok(Removal::ByRows(part)) => self.leaves.sweepable.extend(part.leaves),
+            Ok(Removal::InUse(part)) => self.late = Some(in_use(part.name)),
             Ok(Removal::Ended(step)) => return Ok(step),
             Err(failure) => self.put_off(failure)?,
         }
         Ok(Step::Removed(0))
     }
+}
+
+fn in_use(name: String) -> Failure {
+    TtlError::PartInUse(name).into()
 }
 
 /// Ends the detaching that somebody, an earlier sweep as a rule, was interrupted in.

@@ -108,7 +108,7 @@ impl Preview {
 
     fn of_leaf(rule: &Rule, leaf: Leaf, cutoff: &str, rate: Option<f64>, budget: Budget) -> Result<Self, TtlError> {
         let statements = Statements::new(rule, cutoff, &leaf.name);
-        let (index, blocks) = (scan::serving_index(rule, leaf.relid, "btree", true)?, scan::blocks(&leaf)?);
+        let (index, blocks) = (scan::serving_index(rule, leaf.relid)?, scan::blocks(&leaf)?);
         let percent = (blocks > budget.blocks).then(|| 100.0 * f64::from(budget.sampled) / f64::from(blocks));
         let most = budget.rows + 1;
         let look = match (index, percent) {

@@ -48,7 +48,7 @@ enum Position {
 impl Scan {
     /// Chooses the way: an index that has the order of expiry, or the heap.
     pub fn begin(rule: &Rule, leaf: &Leaf, statements: Statements) -> Result<Self, TtlError> {
-        let position = match serving_index(rule, leaf.relid, "btree", true)? {
+        let position = match serving_index(rule, leaf.relid)? {
             Some(_) => Position::Ordered { watermark: None },
             None => Position::whole_heap(leaf)?,
         };
@@ -119,18 +119,17 @@ impl Scan {
     }
 }
 
-/// The index of a relation that finds the rows of a rule.
-pub fn serving_index(rule: &Rule, relid: Oid, method: &str, at_once: bool) -> Result<Option<Oid>, TtlError> {
-    let unmarked = rule.mark.as_ref().map(|(column, mark)| mark.unmarked(column));
-    let conditions: Vec<_> = rule.options.filter.iter().chain(unmarked.iter()).map(|c| format!("({c})")).collect();
+/// The index of a relation that has the rows of a rule in the order of expiry.
+pub fn serving_index(rule: &Rule, relid: Oid) -> Result<Option<Oid>, TtlError> {
+    let unmarked = rule.unmarked();
+    let conditions: Vec<_> = rule.options.filter.iter().chain(&unmarked).map(|c| format!("({c})")).collect();
     index::serving(&Wanted {
         relid,
         key: &rule.expiry.compared(),
-        method,
+        method: "btree",
         condition: (!conditions.is_empty()).then(|| conditions.join(" AND ")).as_deref(),
-        at_once,
-        // An index without the mark in its predicate would have marked rows scanned again by every sweep.
-        guarantee: unmarked.as_deref().filter(|_| !at_once),
+        at_once: true,
+        guarantee: None,
     })
 }
 

@@ -69,7 +69,7 @@ pub struct Statements {
 impl Statements {
     pub fn new(rule: &Rule, cutoff: &str, leaf: &str) -> Self {
         let mut conditions = rule.has_expired(cutoff);
-        conditions.extend(rule.mark.as_ref().map(|(column, mark)| mark.unmarked(column)));
+        conditions.extend(rule.unmarked());
         let action = match &rule.mark {
             None => format!("DELETE FROM ONLY {leaf}"),
             Some((column, mark)) => format!("UPDATE ONLY {leaf} SET {column} = {}", mark.value()),

@@ -1,7 +1,8 @@
 //! A helper: it sweeps one rule with a backlog to its end, so that the others do not wait.
 
-use super::database::{self, Advance, LOOK_UP};
+use super::database::{LOOK_UP, may_stay};
 use super::hire;
+use super::turn::{Advance, advance, finish};
 use crate::catalog::Trigger;
 use crate::guc;
 use crate::pg::process;
@@ -27,10 +28,10 @@ pub extern "C-unwind" fn pg_ttl_index_helper_main(argument: pg_sys::Datum) {
     let Ok(Some(mut sweep)) = Sweep::begin(&catalog, rule, Trigger::Worker, Scope::Transaction) else { return };
     let end = loop {
         process::reload_configuration();
-        if !guc::enabled() || !database::may_stay() {
+        if !guc::enabled() || !may_stay() {
             break Ok(Step::Outdated);
         }
-        match database::advance(&mut sweep, closes_at) {
+        match advance(&mut sweep, closes_at) {
             Ok(Advance::Went) if guc::batch_delay().is_zero() => {}
             Ok(Advance::Went) => process::idle(guc::batch_delay()),
             Ok(Advance::Wait(wait)) => process::idle(wait.min(LOOK_UP)),
@@ -38,5 +39,5 @@ pub extern "C-unwind" fn pg_ttl_index_helper_main(argument: pg_sys::Datum) {
             Err(failure) => break Err(failure),
         }
     };
-    database::finish(sweep, &end);
+    finish(sweep, &end);
 }

@@ -6,6 +6,7 @@ mod helper;
 mod hire;
 mod launcher;
 pub mod schedule;
+mod turn;
 
 pub use database::start as start_database_worker;
 pub use launcher::register as register_launcher;

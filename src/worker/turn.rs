@@ -1,0 +1,137 @@
+//! A rule's turn: how far its sweep goes before the next one has one.
+
+use crate::catalog::{Catalog, Rule, Trigger};
+use crate::guc;
+use crate::pg::process;
+use crate::pg::transaction::{Failure, Scope};
+use crate::sweep::{Step, Sweep, record_failure};
+use pgrx::datum::TimestampWithTimeZone;
+use pgrx::datum::datetime_support::clock_timestamp;
+use pgrx::prelude::*;
+use std::time::{Duration, Instant};
+
+/// How long a rule is swept before the next one has its turn.
+const SLICE: Duration = Duration::from_secs(1);
+
+/// A rule in the queue.
+pub struct Job {
+    pub work: Work,
+    /// When its window closes.
+    pub closes_at: Option<TimestampWithTimeZone>,
+    pub not_before: Instant,
+    /// When its sweep began.
+    pub begun: Option<Instant>,
+}
+
+/// What a turn came to.
+pub enum Turn {
+    /// The sweep needs another, and should wait so long for it.
+    More(Box<Sweep>, Duration),
+    Ended {
+        /// Whether it did all that it was to do.
+        is_through: bool,
+    },
+}
+
+pub enum Work {
+    Due(Catalog, Box<Rule>),
+    Begun(Box<Sweep>),
+}
+
+impl Job {
+    pub fn rule_id(&self) -> i64 {
+        match &self.work {
+            Work::Due(_, rule) => rule.id,
+            Work::Begun(sweep) => sweep.rule.id,
+        }
+    }
+}
+
+/// Sweeps for a slice.
+pub fn take_turn(job: Job) -> Turn {
+    let interrupted = Turn::Ended { is_through: false };
+    let mut sweep = match job.work {
+        Work::Begun(sweep) => sweep,
+        Work::Due(catalog, rule) => {
+            let (id, known_error) = ((rule.id, rule.version), rule.last_error.clone());
+            match Sweep::begin(&catalog, *rule, Trigger::Worker, Scope::Transaction) {
+                Ok(Some(sweep)) => Box::new(sweep),
+                Ok(None) => return interrupted,
+                Err(failure) => {
+                    report_broken(&catalog, id, &failure, known_error.as_deref() == Some(&failure.to_string()));
+                    return interrupted;
+                }
+            }
+        }
+    };
+    process::report_activity(Some(&format!("sweeping {}", sweep.rule)));
+    let started = Instant::now();
+    while started.elapsed() < SLICE {
+        match advance(&mut sweep, job.closes_at) {
+            Ok(Advance::Went) => {
+                process::reload_configuration();
+                if !guc::enabled() {
+                    break;
+                }
+                if !guc::batch_delay().is_zero() {
+                    process::idle(guc::batch_delay());
+                }
+            }
+            Ok(Advance::Wait(wait)) => return Turn::More(sweep, wait),
+            Ok(Advance::Ended(end)) => {
+                finish(*sweep, &Ok(end));
+                return Turn::Ended { is_through: matches!(end, Step::Finished | Step::Enough) };
+            }
+            Err(failure) => {
+                finish(*sweep, &Err(failure));
+                return interrupted;
+            }
+        }
+    }
+    Turn::More(sweep, Duration::ZERO)
+}
+
+/// What became of an attempt to go on with a sweep.
+pub enum Advance {
+    Went,
+    /// It should wait before it tries again.
+    Wait(Duration),
+    Ended(Step),
+}
+
+/// Goes on with a sweep by a batch, if its window is open and nothing holds it.
+pub fn advance(sweep: &mut Sweep, closes_at: Option<TimestampWithTimeZone>) -> Result<Advance, Failure> {
+    if closes_at.is_some_and(|at| i64::from(clock_timestamp()) >= i64::from(at)) {
+        return Ok(Advance::Ended(Step::Outdated));
+    }
+    if let Some(wait) = sweep.hold()? {
+        return Ok(Advance::Wait(wait));
+    }
+    match sweep.step(usize::MAX)? {
+        Step::Removed(_) => Ok(Advance::Went),
+        end => Ok(Advance::Ended(end)),
+    }
+}
+
+/// Ends a sweep, and logs an error that the catalog did not have before.
+pub fn finish(sweep: Sweep, end: &Result<Step, Failure>) {
+    let (name, known_error) = (sweep.rule.to_string(), sweep.rule.last_error.clone());
+    if let Err(failure) = end
+        && known_error.as_deref() != Some(&failure.to_string())
+    {
+        log!("TTL rule on {name} failed: {failure}");
+    }
+    if let Err(failure) = sweep.finish(end) {
+        log!("TTL rule on {name}: the outcome of a sweep could not be recorded: {failure}");
+    }
+}
+
+/// Records the error of a rule that could not be swept at all, and logs it once.
+pub fn report_broken(catalog: &Catalog, rule: (i64, i64), failure: &Failure, is_known: bool) {
+    if !is_known {
+        log!("TTL rule {} failed: {failure}", rule.0);
+    }
+    if let Err(failure) = record_failure(catalog, rule, Trigger::Worker, Scope::Transaction, failure) {
+        log!("TTL rule {}: its failure could not be recorded: {failure}", rule.0);
+    }
+}
