@@ -63,6 +63,12 @@ pub enum TtlError {
     NotOurTrigger,
     #[error("rows of table \"{0}\" are seen through its parent, too")]
     HiddenPart(String),
+    #[error("{} key value violates {} constraint \"{constraint}\"", if *is_exclusion { "conflicting" } else { "duplicate" }, if *is_exclusion { "exclusion" } else { "unique" })]
+    HiddenKey { constraint: String, is_exclusion: bool },
+    #[error("could not serialize access due to a row that expired concurrently")]
+    ExpiredMeanwhile,
+    #[error("a row that has expired is in the way of the new one")]
+    HiddenConflict,
     #[error("hide_expired needs the library in every session")]
     NotLoaded,
     #[error("hide_expired needs a filter and an expression of immutable functions and types of PostgreSQL's own")]
@@ -145,6 +151,9 @@ impl TtlError {
             | Self::KeyShape { .. }
             | Self::Mode(_)
             | Self::InfiniteInstant => Code::ERRCODE_INVALID_PARAMETER_VALUE,
+            Self::HiddenKey { is_exclusion: true, .. } => Code::ERRCODE_EXCLUSION_VIOLATION,
+            Self::HiddenKey { .. } | Self::HiddenConflict => Code::ERRCODE_UNIQUE_VIOLATION,
+            Self::ExpiredMeanwhile => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
             Self::UnknownTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
             Self::UnknownFunction(_) => Code::ERRCODE_UNDEFINED_FUNCTION,
             Self::NotATable { .. } | Self::ArchiveKind { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
@@ -202,6 +211,9 @@ impl TtlError {
 
     fn detail(&self) -> Option<String> {
         match self {
+            Self::HiddenKey { .. } | Self::HiddenConflict => {
+                Some("A row that has expired, and that a new one does not replace, has the key.".into())
+            }
             Self::NotATable { kind, .. } | Self::ArchiveKind { kind, .. } => Some(format!("This is {kind}.")),
             Self::Invalid(Invalid::TtlTooLong(_)) => {
                 Some("The cutoff would lie before the first instant PostgreSQL can represent.".into())
@@ -267,6 +279,7 @@ impl TtlError {
             Self::HiddenByCode => {
                 Some("They run in every query of the table, with the rights of whoever asks.".into())
             }
+            Self::ExpiredMeanwhile => Some("The transaction might succeed if retried.".into()),
             Self::HiddenPart(_) => Some("Register the rule on the parent.".into()),
             Self::Mode(_) => Some("Use always, nx, xx, gt or lt.".into()),
             Self::InfiniteInstant => Some("Use ttl_persist to have a row never expire.".into()),

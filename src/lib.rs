@@ -5,6 +5,7 @@
 
 mod api;
 mod archive;
+mod cascade;
 mod catalog;
 mod error;
 mod guc;

@@ -155,6 +155,12 @@ pub extern "C-unwind" fn ttl_make_room(call: pg_sys::FunctionCallInfo) -> pg_sys
     trigger::answer(call, visibility::made_room)
 }
 
+/// Fails a statement that would do nothing about a hidden row in its way. Put into statements when they are planned.
+#[pg_extern]
+fn ttl_refuse(relid: pg_sys::Oid) -> Result<bool, ErrorReport> {
+    Ok(visibility::refuse(relid)?)
+}
+
 /// What PostgreSQL asks of a function written in C.
 #[unsafe(no_mangle)]
 pub extern "C" fn pg_finfo_ttl_touch_row() -> &'static pg_sys::Pg_finfo_record {

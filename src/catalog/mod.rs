@@ -13,6 +13,7 @@ use crate::error::TtlError;
 use crate::pg::{identity, spi};
 use crate::rule::{Expiry, Options, Source};
 use pgrx::pg_sys::Oid;
+use pgrx::spi::quote_literal;
 
 /// The extension's tables: where they live and whose they are.
 #[derive(Clone)]
@@ -53,6 +54,12 @@ impl Catalog {
     /// One of our functions, qualified.
     pub fn function(&self, name: &str) -> String {
         format!("{}.{name}", self.schema)
+    }
+
+    /// The identifier of one of our functions, by its name and arguments.
+    pub fn function_oid(&self, signature: &str) -> Result<Oid, TtlError> {
+        let sql = format!("SELECT to_regprocedure({})::oid", quote_literal(self.function(signature)));
+        Ok(self.with_rights(|| spi::peek(&sql, |row| row.get(1)))?.into_iter().flatten().next().unwrap_or_default())
     }
 
     /// Intervals in results are in the style that [`crate::rule::Ttl`] reads.

@@ -162,6 +162,15 @@ impl Catalog {
         Ok(self.rules_where("t.id = $1", &[id.into()])?.into_iter().find_map(Result::ok))
     }
 
+    /// The columns that the filter and the expression of a rule read.
+    pub fn columns_read(&self, id: i64) -> Result<Vec<String>, TtlError> {
+        let sql = format!(
+            "SELECT DISTINCT unnest(filter_columns || expression_columns) FROM {}.ttl_index_table WHERE id = $1",
+            self.schema
+        );
+        self.with_rights(|| spi::read(&sql, &[id.into()], |row| Ok(row.get(1)?.unwrap_or_default())))
+    }
+
     /// A rule that the current role may see, active or not.
     pub fn visible_rule(&self, id: i64) -> Result<Option<Rule>, TtlError> {
         if !self.visible_rules()?.contains(&id) {

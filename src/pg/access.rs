@@ -67,26 +67,16 @@ pub fn may_delete(relid: pg_sys::Oid) -> bool {
     }
 }
 
-/// Whether that role may read every column and every row of the relation.
-pub fn may_read_all(relid: pg_sys::Oid) -> bool {
-    // SAFETY: both look into the catalog caches.
-    unsafe {
-        let acl = pg_sys::pg_class_aclcheck(relid, pg_sys::GetUserId(), pg_sys::ACL_SELECT as pg_sys::AclMode);
-        let policies = pg_sys::check_enable_rls(relid, pg_sys::InvalidOid, true);
-        acl == pg_sys::AclResult::ACLCHECK_OK && policies != pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32
-    }
-}
-
 /// Whether that role has the rights of another, as superusers have.
 pub fn is_member_of(role: pg_sys::Oid) -> bool {
     // SAFETY: looks into the catalog caches.
     unsafe { pg_sys::has_privs_of_role(pg_sys::GetUserId(), role) }
 }
 
-/// The type that rows of a relation have.
-pub fn row_type(relid: pg_sys::Oid) -> pg_sys::Oid {
-    // SAFETY: looks into the catalog caches.
-    unsafe { pg_sys::get_rel_type_id(relid) }
+/// Whether that role is the one that the session has taken on, and not one that a function has.
+pub fn is_sessions_own_role() -> bool {
+    // SAFETY: reads backend-local state.
+    unsafe { pg_sys::GetUserId() == pg_sys::GetOuterUserId() }
 }
 
 /// Whether every session has this library: the server loads it, or the settings say that sessions do.

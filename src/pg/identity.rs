@@ -54,6 +54,13 @@ pub fn sandboxed_as<R>(role: pg_sys::Oid, work: impl FnOnce() -> R) -> R {
     switch(role, restriction, || with_pinned_search_path(work))
 }
 
+/// Runs `work`, which may call user code, as `role` and with a pinned search path, as a function with the rights of its definer
+/// does: what is deferred stays so.
+pub fn acting_as<R>(role: pg_sys::Oid, work: impl FnOnce() -> R) -> R {
+    let restriction = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_NOFORCE_RLS;
+    switch(role, restriction, || with_pinned_search_path(work))
+}
+
 fn switch<R>(role: pg_sys::Oid, restriction: u32, work: impl FnOnce() -> R) -> R {
     let (mut caller, mut context) = (pg_sys::InvalidOid, 0);
     // SAFETY: plain reads and writes of backend-local state; restored below, or by the abort that an error brings.

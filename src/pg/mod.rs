@@ -2,6 +2,8 @@
 
 pub mod access;
 pub mod board;
+pub mod conflict;
+pub mod executor;
 pub mod expression;
 pub mod identity;
 pub mod index;
@@ -11,6 +13,7 @@ pub mod plan;
 pub mod planner;
 pub mod procedure;
 pub mod process;
+mod reference;
 pub mod relation;
 pub mod setting;
 pub mod spi;

@@ -1,6 +1,7 @@
 //! Adds conditions to the tables of a query before it is planned, as row-level security does.
 
 use super::expression::{Purpose, Relation, analyze, elements};
+use super::reference;
 use super::trust::{is_harmless, query_may_tell};
 use crate::error::TtlError;
 use pgrx::pg_sys::{self, Oid};
@@ -23,6 +24,8 @@ pub struct Decision {
     pub depends_on_role: bool,
     /// The condition its rows have to meet.
     pub condition: Option<Rc<Condition>>,
+    /// The function, given the relation, that fails a statement which would do nothing about a row that does not.
+    pub refusal: Oid,
 }
 
 /// Decides about a relation; `None` if there is nothing to it, which is the usual answer.
@@ -68,6 +71,11 @@ impl Condition {
             pg_sys::MemoryContextSwitchTo(before);
             Ok(Self { context, node })
         }
+    }
+
+    /// The expression itself, about range table entry 1: not to be changed.
+    pub(super) fn expression(&self) -> *mut pg_sys::Expr {
+        self.node.cast()
     }
 
     /// A copy for the relation at a place of a range table.
@@ -174,7 +182,9 @@ unsafe extern "C-unwind" fn prepare(query: *mut pg_sys::Query, text: *const c_ch
     let mut walk = Walk { decide: hooks.decide, depends_on_role: false, may_tell: None, top: query };
     // SAFETY: as the hook was called.
     unsafe {
-        if !IS_ASKING.get() && !is_exempt(query, text) && asking(hooks.is_concerned) {
+        if IS_ASKING.get() {
+            reference::learn();
+        } else if asking(hooks.is_concerned) && !is_exempt(query, text) {
             walk.query(query);
         }
     }
@@ -226,29 +236,8 @@ unsafe fn is_exempt(query: *mut pg_sys::Query, text: *const c_char) -> bool {
         let begins_with = |beginning: &str| text.starts_with(beginning.as_bytes());
         (IS_ENGINE.take() && begins_with(MARK))
             || pg_sys::am_walsender
-            || (pg_sys::InNoForceRLSOperation() && pg_sys::InLocalUserIdChange() && is_about_one_relation(query))
+            || reference::is_foreign_key(query)
             || (begins_with("SELECT fk.") && super::utility::is_altering_a_table())
-    }
-}
-
-/// Whether a query locks or changes the rows of one relation and does nothing else, as those of foreign keys do. A user's
-/// trigger behind a foreign key runs in the same state as they: such a query of its own needs the right to change the rows.
-///
-/// # Safety
-/// `query` is valid.
-unsafe fn is_about_one_relation(query: *mut pg_sys::Query) -> bool {
-    // SAFETY: as promised by the caller; what is looked at follows the kind of the entry.
-    unsafe {
-        let query = &*query;
-        let [cell] = elements(query.rtable) else { return false };
-        let entry = &*cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
-        let does_nothing_else = !query.hasSubLinks && query.cteList.is_null() && query.returningList.is_null();
-        does_nothing_else
-            && match entry.rtekind {
-                pg_sys::RTEKind::RTE_RELATION => query.resultRelation == 1 || !query.rowMarks.is_null(),
-                pg_sys::RTEKind::RTE_SUBQUERY => is_about_one_relation(entry.subquery),
-                _ => false,
-            }
     }
 }
 
@@ -272,7 +261,7 @@ impl Walk {
                 let entry = &*cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
                 match entry.rtekind {
                     pg_sys::RTEKind::RTE_RELATION if index != target => {
-                        conditions.extend(self.decide(entry.relid).map(|condition| (index, condition)));
+                        conditions.extend(self.decide(entry.relid).map(|(condition, _)| (index, condition)));
                     }
                     pg_sys::RTEKind::RTE_SUBQUERY if !entry.subquery.is_null() => self.query(entry.subquery),
                     _ => {}
@@ -299,7 +288,7 @@ impl Walk {
         }
     }
 
-    /// A hidden row that there was no room to be made of is not updated either.
+    /// A hidden row that no room could be made of is not updated, and the statement not told that all was well.
     ///
     /// # Safety
     /// The query inserts into the relation at this place.
@@ -310,9 +299,13 @@ impl Walk {
             let cell = &elements((*query).rtable)[target as usize - 1];
             let relid = (*cell.ptr_value.cast::<pg_sys::RangeTblEntry>()).relid;
             if conflict.action == pg_sys::OnConflictAction::ONCONFLICT_UPDATE
-                && let Some(condition) = self.decide(relid)
+                && let Some((condition, refusal)) = self.decide(relid)
             {
-                let mut both = pg_sys::lappend(ptr::null_mut(), condition.for_relation(target));
+                let visible = condition.for_relation(target);
+                let either =
+                    pg_sys::lappend(pg_sys::lappend(ptr::null_mut(), visible), refusal_of(relid, refusal).cast());
+                let either = pg_sys::makeBoolExpr(pg_sys::BoolExprType::OR_EXPR, either, -1);
+                let mut both = pg_sys::lappend(ptr::null_mut(), either.cast());
                 if !conflict.onConflictWhere.is_null() {
                     both = pg_sys::lappend(both, conflict.onConflictWhere.cast());
                 }
@@ -321,11 +314,27 @@ impl Walk {
         }
     }
 
-    fn decide(&mut self, relid: Oid) -> Option<Rc<Condition>> {
+    /// The condition, and the function that refuses.
+    fn decide(&mut self, relid: Oid) -> Option<(Rc<Condition>, Oid)> {
         let decide = self.decide;
         let decision = asking(|| decide(relid))?;
         self.depends_on_role |= decision.depends_on_role;
-        decision.condition
+        decision.condition.map(|condition| (condition, decision.refusal))
+    }
+}
+
+/// A call of the function that refuses, for a relation.
+///
+/// # Safety
+/// Called while a query is being planned.
+unsafe fn refusal_of(relid: Oid, function: Oid) -> *mut pg_sys::FuncExpr {
+    let (none, by_value, is_null) = (pg_sys::InvalidOid, true, false);
+    // SAFETY: makes nodes; an OID is passed by value.
+    unsafe {
+        let argument = pg_sys::makeConst(pg_sys::OIDOID, -1, none, 4, pg_sys::Datum::from(relid), is_null, by_value);
+        let arguments = pg_sys::lappend(ptr::null_mut(), argument.cast());
+        let format = pg_sys::CoercionForm::COERCE_EXPLICIT_CALL;
+        pg_sys::makeFuncExpr(function, pg_sys::BOOLOID, arguments, none, none, format)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use pgrx::bgworkers::{BackgroundWorker, SignalWakeFlags};
 use pgrx::pg_sys;
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::time::Duration;
 
 /// Waits until the time is over or somebody sets our latch. Cancel and shutdown take effect.
@@ -60,12 +60,6 @@ pub fn report_activity(query: Option<&str>) {
             None => pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_IDLE, std::ptr::null()),
         }
     }
-}
-
-/// Whether the client says that it is pg_dump.
-pub fn is_pg_dump() -> bool {
-    // SAFETY: a setting that always exists.
-    unsafe { CStr::from_ptr(pg_sys::GetConfigOption(c"application_name".as_ptr(), false, false)) == c"pg_dump" }
 }
 
 unsafe extern "C-unwind" {

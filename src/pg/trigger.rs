@@ -1,5 +1,6 @@
 //! A row that is being written, as a trigger sees it.
 
+use super::plan::Tid;
 use crate::error::TtlError;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::ffi::{CStr, CString};
@@ -86,10 +87,19 @@ impl Change<'_> {
         }
     }
 
-    /// Whether this writes other values than were there into one of these columns, or none were there.
-    pub fn changes(&self, columns: &[String]) -> bool {
-        !self.is_update()
-            || !columns.iter().all(|name| self.column(name).is_some_and(|column| self.kept_value(column).is_some()))
+    /// Whether this writes another value than was there into a column, or none was there.
+    pub fn changes(&self, attnum: i16) -> bool {
+        // SAFETY: the relation is open, and has the column.
+        let type_oid = unsafe { pg_sys::SPI_gettypeid((*self.0.tg_relation).rd_att, attnum.into()) };
+        self.kept_value(Column { attnum: attnum.into(), type_oid }).is_none()
+    }
+
+    /// Whether the update names the column, whatever it sets it to.
+    pub fn sets(&self, column: Column) -> bool {
+        // SAFETY: null or a set of column numbers, counted from the first system column.
+        unsafe {
+            pg_sys::bms_is_member(column.attnum - pg_sys::FirstLowInvalidHeapAttributeNumber, self.0.tg_updatedcols)
+        }
     }
 
     /// The column's value, if there is one and the update leaves it as it is.
@@ -119,16 +129,19 @@ impl Change<'_> {
         Datum::from(self.tuple())
     }
 
-    /// The same as a value of the table's row type.
-    pub fn as_value(&self) -> Datum {
-        // SAFETY: the row has the relation's columns.
-        unsafe { pg_sys::heap_copy_tuple_as_datum(self.tuple(), (*self.0.tg_relation).rd_att) }
+    /// The same in a slot.
+    pub(super) fn slot(&self) -> *mut pg_sys::TupleTableSlot {
+        if self.is_update() { self.0.tg_newslot } else { self.0.tg_trigslot }
     }
 
-    /// Where the row that is being updated is; nowhere for one that is inserted.
-    pub fn old_place(&self) -> Datum {
+    pub(super) fn relation(&self) -> pg_sys::Relation {
+        self.0.tg_relation
+    }
+
+    /// Where the row that is being updated is.
+    pub fn old_place(&self) -> Option<Tid> {
         // SAFETY: the tuple outlives the call of the trigger.
-        unsafe { Datum::from(&raw mut (*self.0.tg_trigtuple).t_self) }
+        self.is_update().then(|| unsafe { (*self.0.tg_trigtuple).t_self })
     }
 
     /// That row with another value, of the column's type.

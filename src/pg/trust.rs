@@ -126,8 +126,14 @@ unsafe extern "C-unwind" fn may_tell(node: *mut pg_sys::Node, state: *mut c_void
             return false;
         }
         let tells = match (*node).type_ {
-            pg_sys::NodeTag::T_OpExpr => operator_may_tell((*node.cast::<pg_sys::OpExpr>()).opno),
-            pg_sys::NodeTag::T_ScalarArrayOpExpr => operator_may_tell((*node.cast::<pg_sys::ScalarArrayOpExpr>()).opno),
+            pg_sys::NodeTag::T_OpExpr => {
+                let operation = &*node.cast::<pg_sys::OpExpr>();
+                operator_may_tell(operation.opno, operation.args)
+            }
+            pg_sys::NodeTag::T_ScalarArrayOpExpr => {
+                let operation = &*node.cast::<pg_sys::ScalarArrayOpExpr>();
+                operator_may_tell(operation.opno, operation.args)
+            }
             pg_sys::NodeTag::T_FromExpr
             | pg_sys::NodeTag::T_JoinExpr
             | pg_sys::NodeTag::T_RangeTblRef
@@ -160,25 +166,97 @@ unsafe extern "C-unwind" fn has_vars(node: *mut pg_sys::Node, state: *mut c_void
     }
 }
 
-/// `LIKE`, of text and bpchar, for which indexes on text are used too.
-const LIKE: [u32; 2] = [1209, 1211];
+/// `pg_operator.oid` of `LIKE` for text, bpchar and name.
+const LIKE: [u32; 3] = [1209, 1211, 1207];
+/// Of `jsonb @> jsonb` and `tsvector @@ tsquery`.
+const CONTAINMENT: [u32; 2] = [3246, 3636];
+/// Bytes that a constant for those may have: what it costs to compare them is bounded by the row then, and no stack overflows.
+const SMALL: usize = 1_000;
+/// `pg_am.oid`.
+const BTREE_AND_HASH: [u32; 2] = [403, 405];
+/// `pg_type.oid` of `anyenum`: the values are compared by identifier.
+const ANYENUM: u32 = 3500;
+
+/// Whether an operator may fail, last long or tell in some other way of a value it is called with.
+///
+/// It does not if PostgreSQL calls it leakproof, or if it compares two values of one of PostgreSQL's own types: these
+/// comparisons are total. Being of use for indexes says nothing, because `LIKE` fails on patterns that are not well formed as
+/// soon as a value fits up to the fault; it is safe with a constant that is well formed.
+///
+/// # Safety
+/// Within a transaction; `arguments` are those of the operator.
+unsafe fn operator_may_tell(operator: Oid, arguments: *mut pg_sys::List) -> bool {
+    // SAFETY: looks into the catalog caches; the arguments are nodes.
+    unsafe {
+        if pg_sys::get_func_leakproof(pg_sys::get_opcode(operator)) {
+            return false;
+        }
+        if operator.to_u32() >= pg_sys::FirstNormalObjectId {
+            return true;
+        }
+        let right = elements(arguments).get(1).map(|cell| cell.ptr_value.cast::<pg_sys::Node>());
+        if LIKE.contains(&operator.to_u32()) {
+            return !right.is_some_and(|pattern| is_well_formed_pattern(pattern));
+        }
+        if CONTAINMENT.contains(&operator.to_u32()) {
+            return right.and_then(|constant| bytes_of(constant)).is_none_or(|bytes| bytes.len() > SMALL);
+        }
+        !is_comparison(operator)
+    }
+}
 
 /// # Safety
 /// Within a transaction.
-unsafe fn operator_may_tell(operator: Oid) -> bool {
-    // SAFETY: looks into the catalog caches.
+unsafe fn is_comparison(operator: Oid) -> bool {
+    // SAFETY: looks into the catalog caches; a list is valid until it is released.
     unsafe {
-        let came_with_postgres = operator.to_u32() < pg_sys::FirstNormalObjectId;
-        if came_with_postgres && LIKE.contains(&operator.to_u32())
-            || pg_sys::get_func_leakproof(pg_sys::get_opcode(operator))
-        {
+        let (mut left, mut right) = (pg_sys::InvalidOid, pg_sys::InvalidOid);
+        pg_sys::op_input_types(operator, &mut left, &mut right);
+        let is_scalar = |type_oid: Oid| {
+            type_oid.to_u32() == ANYENUM
+                || (is_own_type(type_oid) && pg_sys::get_base_element_type(type_oid) == pg_sys::InvalidOid)
+        };
+        if !is_scalar(left) || !is_scalar(right) {
             return false;
         }
-        let key = pg_sys::Datum::from(operator);
-        let none = pg_sys::Datum::null();
+        let (key, none) = (pg_sys::Datum::from(operator), pg_sys::Datum::null());
         let families = pg_sys::SearchSysCacheList(pg_sys::SysCacheIdentifier::AMOPOPID as i32, 1, key, none, none);
-        let is_for_indexes = (*families).n_members > 0;
+        let members = (*families).members.as_slice((*families).n_members as usize);
+        let compares = members.iter().any(|member| {
+            let tuple = &raw mut (**member).tuple;
+            let form = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_amop>();
+            BTREE_AND_HASH.contains(&form.amopmethod.to_u32())
+        });
         pg_sys::ReleaseCatCacheList(families);
-        !(came_with_postgres && is_for_indexes)
+        compares
     }
+}
+
+/// The bytes of a constant of a type of variable length.
+///
+/// # Safety
+/// `node` is part of an analyzed expression; the bytes are those of the node, or live in the current memory context.
+unsafe fn bytes_of<'a>(node: *mut pg_sys::Node) -> Option<&'a [u8]> {
+    // SAFETY: the cast follows the node's tag; a value of variable length has a header.
+    unsafe {
+        if (*node).type_ == pg_sys::NodeTag::T_RelabelType {
+            return bytes_of((*node.cast::<pg_sys::RelabelType>()).arg.cast());
+        }
+        let constant = node.cast::<pg_sys::Const>();
+        if (*node).type_ != pg_sys::NodeTag::T_Const || (*constant).constisnull || (*constant).constlen != -1 {
+            return None;
+        }
+        let value = pg_sys::pg_detoast_datum((*constant).constvalue.cast_mut_ptr());
+        Some(std::slice::from_raw_parts(pgrx::vardata_any(value).cast(), pgrx::varsize_any_exhdr(value)))
+    }
+}
+
+/// Whether a node is a pattern that does not end in the middle of an escape: then no value makes it fail.
+///
+/// # Safety
+/// As for [`bytes_of`].
+unsafe fn is_well_formed_pattern(node: *mut pg_sys::Node) -> bool {
+    // SAFETY: as promised by the caller.
+    unsafe { bytes_of(node) }
+        .is_some_and(|pattern| pattern.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0)
 }

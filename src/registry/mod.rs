@@ -233,7 +233,7 @@ fn save(
         Some(stored) => catalog.update(stored.id, &definition).map(|()| stored.id),
         None => catalog.insert(&table.schema, &table.name, &subject.name, &definition),
     }?;
-    if options.makes_room() {
+    if options.hide_expired {
         table.create_trigger("ttl_make_room", "INSERT OR UPDATE", MAKE_ROOM, id)?;
     } else {
         table.drop_triggers(MAKE_ROOM, Some(id))?;

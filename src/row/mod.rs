@@ -1,4 +1,5 @@
-//! One row's expiry, by primary key: told and changed by statements that run as the caller's own.
+//! One row's expiry, by primary key: told and changed by statements that run as the caller's own. What a filter or an expression
+//! says of the row runs as the table's owner.
 
 mod key;
 mod statement;
@@ -18,8 +19,9 @@ use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::prelude::*;
+use statement::Statements;
 use std::cell::Cell;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::rc::Rc;
 
 /// Under which condition a new expiry is set, as Redis has it.
@@ -68,10 +70,22 @@ pub struct Row<'a> {
 /// A statement, and the key it takes.
 struct Prepared {
     plan: Plan,
+    /// Where the table's owner has a say in it.
+    owner: Option<Owner>,
     key: Vec<KeyColumn>,
     table: String,
     rule_id: i64,
-    code: OwnersCode,
+}
+
+/// What a filter or an expression says is for the owner's rights to find out: it is the owner's code. Whether there is a row to
+/// ask about, and whether it may be changed, is for the caller's.
+struct Owner {
+    role: Oid,
+    time_zone: CString,
+    /// Finds the row as the caller, and locks it if it is going to be changed.
+    claim: Plan,
+    /// Decides whether it is to be changed; nothing to decide for one that is only read.
+    judge: Option<Plan>,
 }
 
 type MemoKey = (Oid, Option<String>, Operation);
@@ -85,7 +99,11 @@ pub fn get(row: &Row<'_>) -> Result<f64, TtlError> {
     const GONE: f64 = -2.0;
     let prepared = prepared(row, Operation::Get)?;
     let mut arguments = prepared.arguments(row, &[])?;
-    let (_, seconds) = prepared.code.run(row.relid, || prepared.plan.call(&mut arguments));
+    let seconds = match &prepared.owner {
+        Some(owner) if !owner.finds(&mut arguments) => None,
+        Some(owner) => owner.run(|| prepared.plan.call(&mut arguments)).1,
+        None => prepared.plan.call(&mut arguments).1,
+    };
     Ok(seconds.unwrap_or(GONE))
 }
 
@@ -119,8 +137,13 @@ pub fn persist(row: &Row<'_>) -> Result<bool, TtlError> {
 fn change(row: &Row<'_>, operation: Operation, arguments: &[Datum]) -> Result<bool, TtlError> {
     let prepared = prepared(row, operation)?;
     let mut arguments = prepared.arguments(row, arguments)?;
+    // The row that is judged is the one that is changed: it is locked.
+    let may_change = |owner: &Owner| owner.finds(&mut arguments.clone()) && owner.allows(&mut arguments.clone());
+    if !prepared.owner.as_ref().is_none_or(may_change) {
+        return Ok(false);
+    }
     let _setting = Setting::begin(prepared.rule_id);
-    let (changed, _) = prepared.code.in_time_zone(|| prepared.plan.call::<f64>(&mut arguments));
+    let (changed, _) = prepared.plan.call::<f64>(&mut arguments);
     Ok(changed > 0)
 }
 
@@ -150,32 +173,24 @@ impl Drop for Setting {
     }
 }
 
-/// What a statement runs that the table's owner wrote: a filter, or an expression.
-struct OwnersCode(Option<(Oid, CString)>);
-
-impl OwnersCode {
-    fn of(rule: &Rule) -> Self {
-        let has_code = rule.options.filter.is_some() || rule.attnum.is_none();
-        Self(has_code.then(|| (rule.owner, CString::new(rule.options.time_zone.as_str()).unwrap_or_default())))
+impl Owner {
+    /// Whether the caller sees the row.
+    fn finds(&self, arguments: &mut [Datum]) -> bool {
+        self.claim.call::<i32>(arguments).0 > 0
     }
 
-    /// Reads a row, or plans to. Whoever may read all of the table need not lend his rights to its owner's code.
-    fn run<T>(&self, relid: Oid, work: impl FnOnce() -> T) -> T {
-        match &self.0 {
-            Some((owner, _)) if access::may_read_all(relid) => {
-                identity::sandboxed_as(*owner, || self.in_time_zone(work))
-            }
-            _ => self.in_time_zone(work),
-        }
+    fn allows(&self, arguments: &mut [Datum]) -> bool {
+        self.judge.as_ref().is_none_or(|judge| self.run(|| judge.call(arguments)).1 == Some(true))
     }
 
     /// The code decides as it does in a sweep.
-    fn in_time_zone<T>(&self, work: impl FnOnce() -> T) -> T {
-        match &self.0 {
-            Some((_, zone)) => identity::with_settings(&[(c"TimeZone", zone)], work),
-            None => work(),
-        }
+    fn run<T>(&self, work: impl FnOnce() -> T) -> T {
+        sandboxed(self.role, &self.time_zone, work)
     }
+}
+
+fn sandboxed<T>(role: Oid, time_zone: &CStr, work: impl FnOnce() -> T) -> T {
+    identity::sandboxed_as(role, || identity::with_settings(&[(c"TimeZone", time_zone)], work))
 }
 
 impl Prepared {
@@ -198,8 +213,8 @@ fn prepared(row: &Row<'_>, operation: Operation) -> Result<Rc<Prepared>, TtlErro
                 let catalog = Catalog::open()?;
                 let rule = rule_of(&catalog, row.relid, row.column)?;
                 let key = key::primary_key(&rule)?;
-                let sql = statement::of(&rule, &key, operation)?;
-                let code = OwnersCode::of(&rule);
+                let Statements { main, claim, judge } =
+                    statement::of(&rule, &key, operation, &catalog.columns_read(rule.id)?)?;
                 let mut types = vec![pg_sys::TIMESTAMPTZOID];
                 types.extend_from_slice(match operation {
                     Operation::Set(_) => &[pg_sys::INTERVALOID, pg_sys::INTERVALOID],
@@ -207,12 +222,20 @@ fn prepared(row: &Row<'_>, operation: Operation) -> Result<Rc<Prepared>, TtlErro
                     _ => &[],
                 });
                 types.resize(types.len() + key.len(), pg_sys::TEXTOID);
+                let mut plan = |sql: &str| Plan::new(sql, &mut types);
+                let (role, time_zone) = (rule.owner, CString::new(rule.options.time_zone.as_str()).unwrap_or_default());
+                let owner = claim.map(|claim| Owner {
+                    claim: plan(&claim),
+                    judge: judge.map(|judge| sandboxed(role, &time_zone, || plan(&judge))),
+                    role,
+                    time_zone,
+                });
                 // Planning runs code, too: what it can tell from constants alone.
-                let plan = match operation {
-                    Operation::Get => code.run(row.relid, || Plan::new(&sql, &mut types)),
-                    _ => code.in_time_zone(|| Plan::new(&sql, &mut types)),
+                let plan = match &owner {
+                    Some(owner) if operation == Operation::Get => owner.run(|| plan(&main)),
+                    _ => plan(&main),
                 };
-                let prepared = Prepared { plan, key, table: rule.table, rule_id: rule.id, code };
+                let prepared = Prepared { plan, owner, key, table: rule.table, rule_id: rule.id };
                 Ok((vec![row.relid, catalog.relid], prepared))
             }),
         }

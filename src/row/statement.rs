@@ -5,10 +5,21 @@ use super::{Mode, Operation};
 use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::rule::sql;
+use pgrx::spi::quote_identifier;
 
 const PRESENT: &str = "$1";
 
-pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation) -> Result<String, TtlError> {
+/// What is done about a row, in up to three statements with the same parameters.
+pub struct Statements {
+    pub main: String,
+    /// Of a rule with code of the table's owner: finds the row, as the caller, and locks it if it is going to be changed.
+    pub claim: Option<String>,
+    /// Decides, as the owner, whether it is to be changed.
+    pub judge: Option<String>,
+}
+
+/// `columns` are those that the rule's filter and expression read.
+pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation, columns: &[String]) -> Result<Statements, TtlError> {
     let first_key = match operation {
         Operation::Get | Operation::Touch | Operation::Persist => 2,
         Operation::ExpireAt(_) => 3,
@@ -24,8 +35,15 @@ pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation) -> Result<String
     let row = row.join(" AND ");
     let expiry = &rule.expiry;
     let endless = endless(rule);
+    let has_code = rule.options.filter.is_some() || rule.attnum.is_none();
+    // The caller needs the right to read what the answer tells of.
+    let claim = |lock: &str| {
+        let column = rule.attnum.map(|_| rule.column.clone());
+        let columns: Vec<_> = column.into_iter().chain(columns.iter().map(quote_identifier)).collect();
+        has_code.then(|| format!("SELECT 1, {} FROM {} WHERE {row}{lock}", columns.join(", "), rule.table))
+    };
     if operation == Operation::Get {
-        return Ok(format!(
+        let main = format!(
             "SELECT CASE WHEN {gone} THEN -2 WHEN {endless} THEN -1
                          ELSE greatest(extract(epoch FROM {left})::double precision, 0::double precision)
                     END
@@ -33,7 +51,8 @@ pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation) -> Result<String
             gone = gone(rule),
             left = sql::operation(&expiry.ends(), "-", PRESENT),
             table = rule.table,
-        ));
+        );
+        return Ok(Statements { main, claim: claim(""), judge: None });
     }
     let target = match operation {
         Operation::Set(_) => expiry.later(PRESENT, "$2", "$3"),
@@ -58,12 +77,18 @@ pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation) -> Result<String
         Mode::Gt => format!("CASE WHEN {endless} THEN false ELSE {} END", sql::operation(&expiry.ends(), "<", &target)),
         Mode::Lt => format!("CASE WHEN {endless} THEN true ELSE {} END", sql::operation(&expiry.ends(), ">", &target)),
     };
-    Ok(format!(
-        "UPDATE {table} SET {column} = {value} WHERE {row} AND NOT {gone} AND {condition}",
-        table = rule.table,
-        column = rule.column,
-        gone = gone(rule),
-    ))
+    let (table, column) = (&rule.table, &rule.column);
+    let is_meant = format!("NOT {} AND {condition}", gone(rule));
+    let update = format!("UPDATE {table} SET {column} = {value} WHERE {row}");
+    Ok(if has_code {
+        Statements {
+            main: update,
+            claim: claim(" FOR NO KEY UPDATE"),
+            judge: Some(format!("SELECT {is_meant} FROM {table} WHERE {row}")),
+        }
+    } else {
+        Statements { main: format!("{update} AND {is_meant}"), claim: None, judge: None }
+    })
 }
 
 /// A row that has expired, swept or not: the same conditions that the sweep has, or its mark.

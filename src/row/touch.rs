@@ -4,7 +4,7 @@ use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::pg::memo::Memo;
 use crate::pg::plan::Plan;
-use crate::pg::trigger::Change;
+use crate::pg::trigger::{Change, Column};
 use crate::sweep;
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::pg_sys::{self, Datum, Oid};
@@ -34,7 +34,8 @@ pub fn touched(update: &Change<'_>) -> Result<Datum, TtlError> {
     }
     let touch = touch_of(rule_id, update.relid())?;
     let fresh = touch.as_ref().as_ref().and_then(|touch| {
-        let column = update.column(&touch.column).filter(|column| column.type_oid == touch.type_oid)?;
+        let is_meant = |column: &Column| column.type_oid == touch.type_oid && !update.sets(*column);
+        let column = update.column(&touch.column).filter(is_meant)?;
         Some((column, touch.restart(update.kept_value(column)?)?))
     });
     Ok(fresh.map_or_else(|| update.row(), |(column, value)| update.row_with(column, value)))

@@ -1,6 +1,7 @@
 //! The physical relations a rule's rows are in. A `ctid` means nothing across them, so each is swept on its own.
 
 use super::partition::{self, Part};
+use crate::cascade::{self, Change};
 use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::pg::names::Regclass;
@@ -70,35 +71,14 @@ impl Leaf {
         (is_plain && access::may_delete(self.relid)).then_some(self.relid)
     }
 
-    /// Refuses to go on if removing rows here would run triggers of tables that somebody else owns: behind a foreign
-    /// key's action they fire with our rights, not with their owner's. To be called with this relation's lock held, so
-    /// that no foreign key can come; those tables are locked too, so that no trigger can.
+    /// Refuses to go on if removing rows here would run triggers of tables that somebody else owns. To be called with this
+    /// relation's lock held.
     pub fn check_cascades(&self, rule: &Rule) -> Result<(), TtlError> {
         if !self.shape.as_ref().is_some_and(Shape::has_triggers) {
             return Ok(());
         }
-        const OTHERS: &str = "WITH RECURSIVE cascade (relid) AS (
-                 SELECT conrelid FROM pg_constraint
-                 WHERE contype = 'f' AND confrelid = $1 AND confdeltype IN ('c', 'n', 'd')
-                 UNION
-                 SELECT k.conrelid FROM cascade JOIN pg_constraint k ON k.confrelid = cascade.relid
-                 WHERE k.contype = 'f' AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd')))
-             SELECT c.oid, format('%I.%I', n.nspname, c.relname), EXISTS (
-                        SELECT FROM pg_trigger t
-                        WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 66 = 0)
-             FROM cascade JOIN pg_class c ON c.oid = cascade.relid JOIN pg_namespace n ON n.oid = c.relnamespace
-             WHERE c.relowner <> $2";
-        let args = [self.relid.into(), rule.owner.into()];
-        for relid in spi::query(OTHERS, &args, |row| Ok(row.get::<Oid>(1)?.unwrap_or_default()))? {
-            relation::lock(relid, Lock::Change);
-        }
-        let found = spi::query(OTHERS, &args, |row| {
-            Ok((row.get::<String>(2)?.unwrap_or_default(), row.get(3)?.unwrap_or_default()))
-        })?;
-        match found.into_iter().find(|(_, has_after_triggers)| *has_after_triggers) {
-            Some((table, _)) => Err(TtlError::CascadeTriggers(table)),
-            None => Ok(()),
-        }
+        let change = rule.options.soft_delete_column.as_deref().map_or(Change::Delete, Change::Update);
+        cascade::check(self.relid, rule.owner, change)
     }
 }
 

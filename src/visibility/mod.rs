@@ -8,9 +8,10 @@ use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::guc;
 use crate::pg::memo::Memo;
+use crate::pg::plan::Tid;
 use crate::pg::planner::{self, Condition, Decision};
 use crate::pg::transaction::Failure;
-use crate::pg::{access, identity, process, spi, utility};
+use crate::pg::{access, conflict, executor, identity, process, spi, utility};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{InvalidOid, Oid};
 use std::cell::OnceCell;
@@ -23,7 +24,11 @@ const PRESENT: &str = "pg_catalog.statement_timestamp()";
 
 /// The hidden rows of this database.
 #[derive(Default)]
-struct Hidden(HashMap<Oid, Table>);
+struct Hidden {
+    tables: HashMap<Oid, Table>,
+    /// The function that refuses to pass over a hidden row.
+    refusal: Oid,
+}
 
 /// A table, partition or child with hidden rows.
 struct Table {
@@ -42,34 +47,71 @@ thread_local! {
 pub fn install() {
     planner::install(decide, is_concerned);
     utility::install(is_restricted);
+    executor::install(recheck);
 }
 
 /// Whether there are hidden rows in this database at all.
 fn is_concerned() -> bool {
-    !hidden().0.is_empty()
+    !hidden().tables.is_empty()
 }
 
 fn decide(relid: Oid) -> Option<Decision> {
     let hidden = hidden();
-    let table = hidden.0.get(&relid)?;
-    let wants_to_look = guc::shows_expired() || process::is_pg_dump();
-    if wants_to_look && may_look(table) {
-        return Some(Decision { depends_on_role: true, condition: None });
-    }
-    let condition = table.condition.get_or_init(|| {
-        match identity::sandboxed_as(table.owner, || Condition::read(relid, &table.visible)) {
-            Ok(condition) => Some(Rc::new(condition)),
-            // A rule whose columns are gone hides nothing, as it removes nothing; its sweep says why.
-            Err(error) if error.code() == PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN => None,
-            Err(error) => Failure::from(error).raise(),
+    let (table, refusal) = (hidden.tables.get(&relid)?, hidden.refusal);
+    let wants_to_look = guc::shows_expired();
+    if wants_to_look {
+        // Who may look is the session's role, in its own statements: a cached plan would not know.
+        executor::use_plan_once();
+        if may_look(table) && access::is_sessions_own_role() {
+            return Some(Decision { depends_on_role: true, condition: None, refusal });
         }
-    });
-    Some(Decision { depends_on_role: wants_to_look, condition: condition.clone() })
+    }
+    Some(Decision { depends_on_role: wants_to_look, condition: table.condition(relid), refusal })
+}
+
+/// Looks again at live rows because of which a statement did nothing: had one expired by then, its write would be lost.
+fn recheck(conflicts: &[(Oid, Tid)]) {
+    let hidden = hidden();
+    for (relid, tid) in conflicts {
+        let Some((table, condition)) = hidden.tables.get(relid).and_then(|it| Some((it, it.condition(*relid)?))) else {
+            continue;
+        };
+        let is_visible = |existing: &conflict::Existing| existing.meets(&condition);
+        if identity::sandboxed_as(table.owner, || conflict::newest(*relid, *tid, is_visible)) == Some(false) {
+            TtlError::ExpiredMeanwhile.raise();
+        }
+    }
+}
+
+/// Fails a statement that would do nothing about a hidden row in its way. Where room is made for keys, that row has come to be
+/// hidden only now.
+pub fn refuse(relid: Oid) -> Result<bool, TtlError> {
+    let triggers = spi::read(
+        "SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgrelid = $1 AND p.proname = 'ttl_make_room'",
+        &[relid.into()],
+        |_| Ok(()),
+    )?;
+    Err(if triggers.is_empty() { TtlError::HiddenConflict } else { TtlError::ExpiredMeanwhile })
+}
+
+impl Table {
+    /// What holds for its visible rows; `None` if that cannot be told.
+    fn condition(&self, relid: Oid) -> Option<Rc<Condition>> {
+        let condition = self.condition.get_or_init(|| {
+            match identity::sandboxed_as(self.owner, || Condition::read(relid, &self.visible)) {
+                Ok(condition) => Some(Rc::new(condition)),
+                // A rule whose columns are gone hides nothing, as it removes nothing; its sweep says why.
+                Err(error) if error.code() == PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN => None,
+                Err(error) => Failure::from(error).raise(),
+            }
+        });
+        condition.clone()
+    }
 }
 
 /// Whether a COPY by the current role must leave hidden rows out. A backup by those who may look does not.
 fn is_restricted(relid: Oid) -> bool {
-    hidden().0.get(&relid).is_some_and(|table| !may_look(table))
+    hidden().tables.get(&relid).is_some_and(|table| !may_look(table))
 }
 
 /// The owner and superusers may look behind the curtain.
@@ -108,7 +150,8 @@ fn load() -> Result<(Vec<Oid>, Hidden), TtlError> {
     }
     let mut about = vec![catalog.relid];
     about.extend(tables.keys());
-    Ok((about, Hidden(tables)))
+    let refusal = catalog.function_oid("ttl_refuse(oid)")?;
+    Ok((about, Hidden { tables, refusal }))
 }
 
 /// What holds for a row that is not hidden.

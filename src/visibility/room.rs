@@ -1,29 +1,43 @@
-//! A hidden row that is still there must not be in the way of a new one with its key: before a row is written, expired
-//! rows that it would collide with are removed.
+//! A hidden row that is still there must not be in the way of a new one with its key: before a row is written, expired rows that it
+//! would collide with are removed. What cannot be removed fails the statement, so that no write is lost.
+//!
+//! A row that is live is kept so until the transaction ends, by a lock that an update of it would take, too: otherwise it could
+//! expire between this look and the one that PostgreSQL takes when it writes. Only `ON CONFLICT DO NOTHING` locks no rows; it is
+//! looked after when the statement has run.
 
 use super::PRESENT;
+use crate::cascade::{self, Change as Cascade};
 use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
+use crate::pg::conflict::{self, Constraint, Existing, Next, Outcome};
 use crate::pg::memo::Memo;
-use crate::pg::plan::Plan;
-use crate::pg::planner::MARK;
+use crate::pg::plan::{Places, Plan};
+use crate::pg::planner::{Condition, MARK};
+use crate::pg::relation::{self, Lock, Shape};
 use crate::pg::trigger::Change;
-use crate::pg::{access, identity, relation, spi};
+use crate::pg::{access, executor, identity};
 use crate::sweep;
-use pgrx::pg_sys::{self, Datum, Oid};
+use pgrx::pg_sys::{Datum, Oid};
 use std::rc::Rc;
 
 /// How room is made in a table.
 struct Room {
+    relid: Oid,
     owner: Oid,
-    clearings: Vec<Clearing>,
+    /// What holds for a row that has expired.
+    expired: Condition,
+    constraints: Vec<Constraint>,
+    way: Way,
 }
 
-/// The removal of what one unique index has under the key of a row, if it has expired.
-struct Clearing {
-    /// The columns that decide about the key; `None` if they are not easily told.
-    columns: Option<Vec<String>>,
-    plan: Plan,
+/// How an expired row is removed.
+enum Way {
+    /// From the heap: nobody has a say about a DELETE.
+    Heap,
+    /// By a statement of the owner's.
+    Statement(Plan),
+    /// Not at all.
+    Never,
 }
 
 thread_local! {
@@ -36,12 +50,15 @@ pub fn made_room(change: &Change<'_>) -> Result<Datum, TtlError> {
     if !sweep::is_under_way_in(change.relid())
         && let Some(room) = room_in(rule_id, change.relid())?.as_ref()
     {
-        let in_the_way = |clearing: &&Clearing| clearing.columns.as_ref().is_none_or(|columns| change.changes(columns));
-        for clearing in room.clearings.iter().filter(in_the_way) {
-            // As the owner, as a sweep would, and with the same condition.
-            identity::sandboxed_as(room.owner, || {
-                clearing.plan.call::<i32>(&mut [change.as_value(), change.old_place()])
+        for constraint in room.constraints.iter().filter(|constraint| constraint.concerns(change)) {
+            let mut failure = None;
+            constraint.probe(change, &mut |existing| {
+                room.settle(constraint, existing).unwrap_or_else(|error| {
+                    failure = Some(error);
+                    Next::Continue
+                })
             });
+            failure.map_or(Ok(()), Err)?;
         }
     }
     Ok(change.row())
@@ -52,7 +69,7 @@ fn room_in(rule_id: i64, relid: Oid) -> Result<Rc<Option<Room>>, TtlError> {
         Some(room) => Ok(room),
         None => memo.remember(&(rule_id, relid), || {
             let catalog = Catalog::open()?;
-            let rule = catalog.rule_with_id(rule_id)?.filter(|rule| rule.options.makes_room());
+            let rule = catalog.rule_with_id(rule_id)?.filter(|rule| rule.options.hide_expired);
             let about = vec![catalog.relid, relid, rule.as_ref().map_or(relid, |rule| rule.relid)];
             // Anybody who may make triggers on a table can give them any number.
             let rule = rule.filter(|rule| relation::tree(rule.relid).contains(&relid));
@@ -63,55 +80,71 @@ fn room_in(rule_id: i64, relid: Oid) -> Result<Rc<Option<Room>>, TtlError> {
 
 impl Room {
     fn of(rule: &Rule, relid: Oid) -> Result<Self, TtlError> {
+        let shape = relation::lock(relid, Lock::Read).ok_or(TtlError::UnknownTable(relid.to_u32()))?;
         let expired = rule.has_expired(&rule.expiry.cutoff_at(PRESENT)).join(" AND ");
-        let indexes = spi::read(
-            "SELECT format('%I.%I', n.nspname, c.relname), c.relowner,
-                    array_agg(a.attname::text ORDER BY k.position), i.indpred IS NULL AND bool_and(k.attnum <> 0),
-                    string_agg(CASE WHEN k.attnum <> 0 THEN format('%1$I %2$s ($1).%1$I', a.attname, e.equals)
-                                    ELSE format('(%1$s) %2$s (SELECT %1$s FROM (SELECT ($1).*) AS new)',
-                                                pg_get_indexdef(i.indexrelid, k.position::int, false), e.equals)
-                               END, ' AND ' ORDER BY k.position)
-                    || CASE WHEN i.indpred IS NULL THEN ''
-                            ELSE format(' AND (%1$s) AND (SELECT %1$s FROM (SELECT ($1).*) AS new)',
-                                        pg_get_expr(i.indpred, i.indrelid))
-                       END
-             FROM pg_index i
-             JOIN pg_class c ON c.oid = i.indrelid
-             JOIN pg_namespace n ON n.oid = c.relnamespace
-             CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indclass::oid[])
-                        WITH ORDINALITY AS k (attnum, opclass, position)
-             LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-             JOIN LATERAL (SELECT format('OPERATOR(%I.%s)', s.nspname, o.oprname) AS equals
-                           FROM pg_opclass p
-                           JOIN pg_amop m ON m.amopfamily = p.opcfamily AND m.amopstrategy = 3
-                                         AND m.amoplefttype = p.opcintype AND m.amoprighttype = p.opcintype
-                           JOIN pg_operator o ON o.oid = m.amopopr
-                           JOIN pg_namespace s ON s.oid = o.oprnamespace
-                           WHERE p.oid = k.opclass) AS e ON true
-             WHERE i.indrelid = $1 AND i.indisunique AND NOT i.indisexclusion AND i.indislive AND k.position <= i.indnkeyatts
-             GROUP BY i.indexrelid, i.indrelid, i.indpred, n.nspname, c.relname, c.relowner",
-            &[relid.into()],
-            |row| {
-                let text = |ordinal| Ok::<String, pgrx::spi::Error>(row.get(ordinal)?.unwrap_or_default());
-                let columns = row.get::<Vec<Option<String>>>(3)?.unwrap_or_default();
-                let is_plain = row.get(4)?.unwrap_or(false);
-                let columns = is_plain.then(|| columns.into_iter().flatten().collect());
-                Ok((text(1)?, row.get::<Oid>(2)?.unwrap_or_default(), columns, text(5)?))
-            },
-        )?;
-        let row_type = access::row_type(relid);
-        let clearings = indexes
-            .into_iter()
-            // A sweep leaves the parts of other owners alone, too.
-            .filter(|index| index.1 == rule.owner)
-            .map(|(table, _, columns, same_key)| Clearing {
-                columns,
-                plan: Plan::new(
-                    &format!("{MARK}DELETE FROM ONLY {table} WHERE {same_key} AND {expired} AND ctid <> $2"),
-                    &mut [row_type, pg_sys::TIDOID],
-                ),
+        identity::sandboxed_as(rule.owner, || {
+            Ok(Self {
+                relid,
+                owner: rule.owner,
+                way: Way::of(rule, relid, &shape, &expired),
+                expired: Condition::read(relid, &expired)?,
+                constraints: conflict::constraints(relid),
             })
-            .collect();
-        Ok(Self { owner: rule.owner, clearings })
+        })
+    }
+
+    /// Sees to a row that is in the way of another.
+    fn settle(&self, constraint: &Constraint, existing: &Existing) -> Result<Next, TtlError> {
+        // As the owner, as a sweep would, and with the same condition.
+        let has_expired = identity::sandboxed_as(self.owner, || existing.meets(&self.expired));
+        let outcome = if has_expired {
+            self.remove(constraint, existing)?
+        } else if executor::note_conflict(self.relid, existing.tid()) || !constraint.is_immediate {
+            Outcome::Done
+        } else {
+            existing.lock()
+        };
+        Ok(if outcome == Outcome::Changed { Next::Again } else { Next::Continue })
+    }
+
+    fn remove(&self, constraint: &Constraint, existing: &Existing) -> Result<Outcome, TtlError> {
+        let refused =
+            || TtlError::HiddenKey { constraint: constraint.name.clone(), is_exclusion: constraint.is_exclusion };
+        match &self.way {
+            Way::Never => Err(refused()),
+            Way::Heap => Ok(existing.delete()),
+            Way::Statement(plan) => {
+                let deferred = cascade::deferred(self.relid)?;
+                // Triggers that are deferred would run as whoever commits.
+                if deferred.triggers || cascade::check(self.relid, self.owner, Cascade::Delete).is_err() {
+                    return Err(refused());
+                }
+                let delete = || plan.run(Places::These(&[existing.tid()]));
+                // A sandbox lets nothing be deferred; a foreign key that is, is checked when the transaction commits.
+                let removed = if deferred.references {
+                    identity::acting_as(self.owner, delete)
+                } else {
+                    identity::sandboxed_as(self.owner, delete)
+                };
+                if removed == 0 { Err(refused()) } else { Ok(Outcome::Done) }
+            }
+        }
+    }
+}
+
+impl Way {
+    /// As the owner.
+    fn of(rule: &Rule, relid: Oid, shape: &Shape, expired: &str) -> Self {
+        // A sweep leaves the parts of other owners alone, too.
+        if !rule.options.makes_room() || shape.owner() != rule.owner || !shape.is_heap() {
+            return Self::Never;
+        }
+        if shape.is_plain() && access::may_delete(relid) {
+            return Self::Heap;
+        }
+        let table = shape.qualified_name();
+        Self::Statement(Plan::for_rows(&format!(
+            "{MARK}DELETE FROM ONLY {table} WHERE ctid = ANY ($1) AND ({expired}) IS TRUE"
+        )))
     }
 }

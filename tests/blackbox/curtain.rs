@@ -56,22 +56,26 @@ fn backups_have_every_row_and_other_copies_what_is_visible() {
         "CREATE TABLE t (id int, at timestamptz, note text); INSERT INTO t VALUES (1, '2020-01-01', 'hidden'), (2, now(), 'visible');
          GRANT SELECT ON t TO {reader}; SELECT ttl_create_index('t', 'at', 60, hide_expired => true)"
     ));
-    let lines = |db: &Database, program: &str, arguments: &[&str], role: &str| {
+    let lines = |db: &Database, program: &str, arguments: &[&str], role: &str, options: &str| {
         let mut command = db.server.client_program(program);
-        let output = run(command.env("PGUSER", role).args(arguments).args(["-d", &db.name]));
+        let output = run(command.env("PGUSER", role).env("PGOPTIONS", options).args(arguments).args(["-d", &db.name]));
         (output.matches("hidden").count(), output.matches("visible").count())
     };
     for options in
         [&["-t", "t"][..], &["-t", "t", "--inserts"], &["-t", "t", "--column-inserts", "--rows-per-insert=5"]]
     {
-        assert_eq!(lines(&db, "pg_dump", options, "postgres"), (1, 1), "{options:?}");
-        assert_eq!(lines(&db, "pg_dump", options, &owner), (1, 1), "{options:?}");
+        for role in ["postgres", &owner] {
+            let sees = "-c pg_ttl_index.hide_expired=off";
+            assert_eq!(lines(&db, "pg_dump", options, role, sees), (1, 1), "{options:?}");
+            let by_copy = usize::from(options.len() == 2);
+            assert_eq!(lines(&db, "pg_dump", options, role, ""), (by_copy, 1), "{options:?}: a name is no credential");
+        }
     }
     for copy in ["COPY t TO STDOUT", "COPY t (note, id) TO STDOUT", "COPY public.t TO STDOUT (FORMAT csv)"] {
-        assert_eq!(lines(&db, "psql", &["-c", copy], &owner), (1, 1), "{copy}");
-        assert_eq!(lines(&db, "psql", &["-c", copy], &reader), (0, 1), "{copy}");
+        assert_eq!(lines(&db, "psql", &["-c", copy], &owner, ""), (1, 1), "{copy}");
+        assert_eq!(lines(&db, "psql", &["-c", copy], &reader, ""), (0, 1), "{copy}");
     }
-    assert_eq!(lines(&db, "psql", &["-c", "COPY (SELECT * FROM t) TO STDOUT"], &owner), (0, 1));
+    assert_eq!(lines(&db, "psql", &["-c", "COPY (SELECT * FROM t) TO STDOUT"], &owner, ""), (0, 1));
 }
 
 #[test]

@@ -100,3 +100,13 @@ fn children_by_inheritance_have_no_sliding_expiry() {
     );
     assert_eq!(db.error("SELECT ttl_enable_touch('t')").code, "0A000");
 }
+
+#[test]
+fn an_update_that_names_the_column_has_the_last_word() {
+    let mut db = with(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, v int DEFAULT 0); INSERT INTO t VALUES (1, '2999-01-01'), (2, '2999-01-01');
+         SELECT ttl_create_index('t', 'at', interval '1 hour'), ttl_enable_touch('t')",
+    );
+    db.run("UPDATE t SET at = at, v = 1 WHERE id = 1; UPDATE t SET v = 1 WHERE id = 2");
+    assert_eq!(db.get("SELECT id, extract(year FROM at) = 2999 FROM t ORDER BY 1"), "1|t\n2|f");
+}

@@ -1,0 +1,403 @@
+//! Rows that a new row would collide with in a unique index or an exclusion constraint, found as PostgreSQL itself finds them:
+//! the newest versions count, whatever a snapshot sees, and who is just writing one is waited for.
+
+use super::expression::{Relation, elements};
+use super::plan::Tid;
+use super::planner::Condition;
+use super::trigger::Change;
+use pgrx::pg_sys::{self, Datum, Oid};
+use std::ptr;
+
+/// A unique index or an exclusion constraint of a table.
+pub struct Constraint {
+    index: Oid,
+    pub name: String,
+    keys: Vec<Key>,
+    /// Whether its keys are columns, and it has every row.
+    is_plain: bool,
+    are_nulls_equal: bool,
+    /// Whether it is checked with each row, and not at the end.
+    pub is_immediate: bool,
+    pub is_exclusion: bool,
+}
+
+/// What a row is compared by.
+struct Key {
+    /// The column; 0 for an expression.
+    attnum: i16,
+    strategy: u16,
+    procedure: Oid,
+    collation: Oid,
+}
+
+/// What is to be done after a row was found.
+pub enum Next {
+    /// Look for others.
+    Continue,
+    /// It is not what it was: look once more from the beginning.
+    Again,
+}
+
+/// What came of an attempt to delete or lock a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    /// Somebody has changed or deleted it meanwhile.
+    Changed,
+    /// It belongs to the statement that is just running.
+    Own,
+}
+
+/// A row that is in the way.
+pub struct Existing {
+    relation: pg_sys::Relation,
+    slot: *mut pg_sys::TupleTableSlot,
+}
+
+/// The constraints of a table that keep rows from being equal, in some way.
+pub fn constraints(relid: Oid) -> Vec<Constraint> {
+    let relation = Relation::open(relid);
+    // SAFETY: the relation is open, so its list of indexes is valid and their locks keep them in place.
+    unsafe {
+        let indexes = elements(pg_sys::RelationGetIndexList(relation.0)).iter();
+        indexes.filter_map(|cell| Constraint::of(cell.oid_value)).collect()
+    }
+}
+
+impl Constraint {
+    /// # Safety
+    /// The table of the index is open.
+    unsafe fn of(oid: Oid) -> Option<Self> {
+        // SAFETY: an open index has its catalog entries, and as many keys as it says.
+        unsafe {
+            let index = pg_sys::index_open(oid, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
+            let form = &*(*index).rd_index;
+            let is_one = (form.indisunique || form.indisexclusion) && form.indislive && form.indisready;
+            let found = is_one.then(|| Self {
+                index: oid,
+                name: std::ffi::CStr::from_ptr((*(*index).rd_rel).relname.data.as_ptr()).to_string_lossy().into_owned(),
+                keys: keys(index),
+                is_plain: pg_sys::RelationGetIndexExpressions(index).is_null()
+                    && pg_sys::RelationGetIndexPredicate(index).is_null(),
+                #[cfg(feature = "pg14")]
+                are_nulls_equal: false,
+                #[cfg(not(feature = "pg14"))]
+                are_nulls_equal: form.indnullsnotdistinct,
+                is_immediate: form.indimmediate,
+                is_exclusion: form.indisexclusion,
+            });
+            pg_sys::index_close(index, pg_sys::NoLock as pg_sys::LOCKMODE);
+            found
+        }
+    }
+
+    /// Whether writing the row can make it equal to another: not if an update leaves the key as it is.
+    pub fn concerns(&self, change: &Change<'_>) -> bool {
+        !change.is_update() || !self.is_plain || self.keys.iter().any(|key| change.changes(key.attnum))
+    }
+
+    /// Shows `judge` every row that the new one would collide with. Waits for transactions that are just writing or removing
+    /// such a row, as writing the new one would.
+    pub fn probe(&self, change: &Change<'_>, judge: &mut dyn FnMut(&Existing) -> Next) {
+        // SAFETY: who writes the row has the relation and its indexes open and locked. What an error leaves behind is released
+        // with the transaction.
+        unsafe {
+            let index = pg_sys::RelationIdGetRelation(self.index);
+            if index.is_null() {
+                return;
+            }
+            if let Some(values) = self.values(index, change.slot()) {
+                let mut keys = self.scan_keys(&values);
+                while !self.scan(index, change, &values, &mut keys, judge) {}
+            }
+            pg_sys::RelationClose(index);
+        }
+    }
+
+    /// The keys of a row, NULL as `None`; nothing if the constraint does not concern it.
+    ///
+    /// # Safety
+    /// `index` is open, and the slot has a row of its table.
+    unsafe fn values(&self, index: pg_sys::Relation, slot: *mut pg_sys::TupleTableSlot) -> Option<Vec<Option<Datum>>> {
+        // SAFETY: as promised by the caller; the state of the executor is freed with the memory of the statement.
+        unsafe {
+            let values: Vec<_> = if self.is_plain {
+                let column = |key: &Key| {
+                    let mut is_null = false;
+                    let value = pg_sys::slot_getattr(slot, key.attnum.into(), &mut is_null);
+                    (!is_null).then_some(value)
+                };
+                self.keys.iter().map(column).collect()
+            } else {
+                let info = pg_sys::BuildIndexInfo(index);
+                let (estate, context) = executor_for(slot);
+                if !(*info).ii_Predicate.is_null() {
+                    let predicate = pg_sys::make_ands_explicit((*info).ii_Predicate);
+                    if !is_true(pg_sys::ExecPrepareExpr(predicate, estate), context) {
+                        return None;
+                    }
+                }
+                let mut values = [Datum::null(); pg_sys::INDEX_MAX_KEYS as usize];
+                let mut nulls = [false; pg_sys::INDEX_MAX_KEYS as usize];
+                pg_sys::FormIndexDatum(info, slot, estate, values.as_mut_ptr(), nulls.as_mut_ptr());
+                values
+                    .into_iter()
+                    .zip(nulls)
+                    .take(self.keys.len())
+                    .map(|(value, null)| (!null).then_some(value))
+                    .collect()
+            };
+            (self.are_nulls_equal || values.iter().all(Option::is_some)).then_some(values)
+        }
+    }
+
+    fn scan_keys(&self, values: &[Option<Datum>]) -> Vec<pg_sys::ScanKeyData> {
+        let mut keys = vec![pg_sys::ScanKeyData::default(); values.len()];
+        for (((entry, key), value), number) in keys.iter_mut().zip(&self.keys).zip(values).zip(1..) {
+            let flags = if value.is_some() { 0 } else { pg_sys::SK_ISNULL | pg_sys::SK_SEARCHNULL };
+            let (value, any) = (value.unwrap_or(Datum::null()), pg_sys::InvalidOid);
+            // SAFETY: fills in the entry.
+            unsafe {
+                pg_sys::ScanKeyEntryInitialize(
+                    entry,
+                    flags as i32,
+                    number,
+                    key.strategy,
+                    any,
+                    key.collation,
+                    key.procedure,
+                    value,
+                );
+            }
+        }
+        keys
+    }
+
+    /// Looks through the index once; returns whether that was enough.
+    ///
+    /// # Safety
+    /// `index` is open, and `keys` are for it.
+    unsafe fn scan(
+        &self,
+        index: pg_sys::Relation,
+        change: &Change<'_>,
+        values: &[Option<Datum>],
+        keys: &mut [pg_sys::ScanKeyData],
+        judge: &mut dyn FnMut(&Existing) -> Next,
+    ) -> bool {
+        // SAFETY: as promised by the caller. Snapshot and slot outlive the scan.
+        unsafe {
+            let (relation, forward) = (change.relation(), pg_sys::ScanDirection::ForwardScanDirection);
+            let mut snapshot =
+                pg_sys::SnapshotData { snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY, ..Default::default() };
+            let (dirty, count) = (&raw mut snapshot, keys.len() as i32);
+            #[cfg(not(feature = "pg18"))]
+            let scan = pg_sys::index_beginscan(relation, index, dirty, count, 0);
+            #[cfg(feature = "pg18")]
+            let scan = pg_sys::index_beginscan(relation, index, dirty, ptr::null_mut(), count, 0);
+            pg_sys::index_rescan(scan, keys.as_mut_ptr(), count, ptr::null_mut(), 0);
+            // The usual case: the index does not have the key.
+            if pg_sys::index_getnext_tid(scan, forward).is_null() {
+                pg_sys::index_endscan(scan);
+                return true;
+            }
+            let slot = pg_sys::table_slot_create(relation, ptr::null_mut());
+            let mut wait = None;
+            let mut is_enough = true;
+            let mut has_row = pg_sys::index_fetch_heap(scan, slot) || pg_sys::index_getnext_slot(scan, forward, slot);
+            while has_row {
+                let existing = Existing { relation, slot };
+                let is_other = Some(position(existing.tid())) != change.old_place().map(position);
+                if is_other && (!(*scan).xs_recheck || self.collides(index, slot, values)) {
+                    let writer =
+                        if (*dirty).xmin == pg_sys::InvalidTransactionId { (*dirty).xmax } else { (*dirty).xmin };
+                    if writer != pg_sys::InvalidTransactionId {
+                        wait = Some((writer, existing.tid(), (*dirty).speculativeToken));
+                        break;
+                    }
+                    if matches!(judge(&existing), Next::Again) {
+                        is_enough = false;
+                        break;
+                    }
+                }
+                has_row = pg_sys::index_getnext_slot(scan, forward, slot);
+            }
+            pg_sys::index_endscan(scan);
+            pg_sys::ExecDropSingleTupleTableSlot(slot);
+            match wait {
+                None => is_enough,
+                Some((writer, mut tid, token)) => {
+                    if token != 0 {
+                        pg_sys::SpeculativeInsertionWait(writer, token);
+                    } else {
+                        pg_sys::XactLockTableWait(writer, relation, &mut tid, pg_sys::XLTW_Oper::XLTW_InsertIndex);
+                    }
+                    false
+                }
+            }
+        }
+    }
+
+    /// Whether a row that an index has only guessed really collides.
+    ///
+    /// # Safety
+    /// `index` is open, and the slot has a row of its table.
+    unsafe fn collides(
+        &self,
+        index: pg_sys::Relation,
+        slot: *mut pg_sys::TupleTableSlot,
+        values: &[Option<Datum>],
+    ) -> bool {
+        // SAFETY: as promised by the caller; the procedures are those of operators for these types.
+        unsafe {
+            let Some(existing) = self.values(index, slot) else { return false };
+            self.keys.iter().zip(&existing).zip(values).all(|((key, existing), value)| match (existing, value) {
+                (Some(existing), Some(value)) => {
+                    pg_sys::OidFunctionCall2Coll(key.procedure, key.collation, *existing, *value).value() != 0
+                }
+                (existing, value) => existing.is_none() && value.is_none(),
+            })
+        }
+    }
+}
+
+/// # Safety
+/// `index` is an open unique index or exclusion constraint.
+unsafe fn keys(index: pg_sys::Relation) -> Vec<Key> {
+    // SAFETY: an index has as many keys as it says; PostgreSQL allocates the arrays.
+    unsafe {
+        let form = &*(*index).rd_index;
+        let count = form.indnkeyatts as usize;
+        let (mut operators, mut procedures, mut strategies) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        if form.indisexclusion {
+            pg_sys::RelationGetExclusionInfo(index, &mut operators, &mut procedures, &mut strategies);
+        }
+        let equal = pg_sys::BTEqualStrategyNumber as u16;
+        let key = |place: usize| {
+            let (strategy, procedure) = if form.indisexclusion {
+                (*strategies.add(place), *procedures.add(place))
+            } else {
+                let (family, input) = (*(*index).rd_opfamily.add(place), *(*index).rd_opcintype.add(place));
+                (equal, pg_sys::get_opcode(pg_sys::get_opfamily_member(family, input, input, equal as i16)))
+            };
+            let attnum = *form.indkey.values.as_ptr().add(place);
+            Key { attnum, strategy, procedure, collation: *(*index).rd_indcollation.add(place) }
+        };
+        (0..count).map(key).collect()
+    }
+}
+
+/// A state of the executor in which expressions see the row of a slot.
+///
+/// # Safety
+/// The slot has a row, and outlives the use of the state.
+unsafe fn executor_for(slot: *mut pg_sys::TupleTableSlot) -> (*mut pg_sys::EState, *mut pg_sys::ExprContext) {
+    // SAFETY: both are freed with the memory they are made in.
+    unsafe {
+        let estate = pg_sys::CreateExecutorState();
+        let context = pg_sys::MakePerTupleExprContext(estate);
+        (*context).ecxt_scantuple = slot;
+        (estate, context)
+    }
+}
+
+/// # Safety
+/// `state` is a boolean expression, ready to be evaluated in the context.
+unsafe fn is_true(state: *mut pg_sys::ExprState, context: *mut pg_sys::ExprContext) -> bool {
+    let mut is_null = false;
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let evaluate = (*state).evalfunc;
+        let value = pg_sys::ffi::pg_guard_ffi_boundary(|| evaluate.map(|it| it(state, context, &mut is_null)));
+        !is_null && value.is_some_and(|value| value.value() != 0)
+    }
+}
+
+fn position(tid: Tid) -> (u32, u16) {
+    super::plan::position(&tid)
+}
+
+impl Existing {
+    pub fn tid(&self) -> Tid {
+        // SAFETY: the slot has a row.
+        unsafe { (*self.slot).tts_tid }
+    }
+
+    /// Whether the row meets a condition. Functions in it run as the current role.
+    pub fn meets(&self, condition: &Condition) -> bool {
+        // SAFETY: the slot has a row of the relation that the condition is about.
+        unsafe {
+            let (estate, context) = executor_for(self.slot);
+            let is_met = is_true(pg_sys::ExecPrepareExpr(condition.expression(), estate), context);
+            pg_sys::FreeExecutorState(estate);
+            is_met
+        }
+    }
+
+    /// Deletes this version of the row from the heap, and nothing else.
+    pub fn delete(&self) -> Outcome {
+        let (mut tid, mut failure) = (self.tid(), pg_sys::TM_FailureData::default());
+        let (nothing, wait, is_moving) = (ptr::null_mut(), true, false);
+        // SAFETY: the relation is open and locked for writing.
+        let result = unsafe {
+            let command = pg_sys::GetCurrentCommandId(true);
+            pg_sys::CheckCmdReplicaIdentity(self.relation, pg_sys::CmdType::CMD_DELETE);
+            pg_sys::heap_delete(self.relation, &mut tid, command, nothing, wait, &mut failure, is_moving)
+        };
+        outcome(result)
+    }
+
+    /// Keeps others from changing this version of the row until the transaction ends. That an update of it would lock it so,
+    /// too, makes no new deadlocks.
+    pub fn lock(&self) -> Outcome {
+        let mut tuple = pg_sys::HeapTupleData { t_self: self.tid(), ..Default::default() };
+        let (mut buffer, mut failure) = (0, pg_sys::TM_FailureData::default());
+        let (mode, policy) = (pg_sys::LockTupleMode::LockTupleNoKeyExclusive, pg_sys::LockWaitPolicy::LockWaitBlock);
+        // SAFETY: the relation is open and locked for writing; the buffer that is pinned is released.
+        let result = unsafe {
+            let (command, follow) = (pg_sys::GetCurrentCommandId(true), false);
+            let result = pg_sys::heap_lock_tuple(
+                self.relation,
+                &mut tuple,
+                command,
+                mode,
+                policy,
+                follow,
+                &mut buffer,
+                &mut failure,
+            );
+            if buffer != 0 {
+                pg_sys::ReleaseBuffer(buffer);
+            }
+            result
+        };
+        outcome(result)
+    }
+}
+
+fn outcome(result: pg_sys::TM_Result::Type) -> Outcome {
+    match result {
+        pg_sys::TM_Result::TM_Ok => Outcome::Done,
+        pg_sys::TM_Result::TM_Invisible | pg_sys::TM_Result::TM_SelfModified => Outcome::Own,
+        _ => Outcome::Changed,
+    }
+}
+
+/// Shows `judge` the newest version of the row that was at a place, if there is one.
+pub fn newest<T>(relid: Oid, tid: Tid, judge: impl FnOnce(&Existing) -> T) -> Option<T> {
+    let relation = Relation::open(relid);
+    let mut tid = tid;
+    // SAFETY: the relation is open; what is begun is ended, or goes with the abort that an error brings.
+    unsafe {
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let scan = pg_sys::table_beginscan_tid(relation.0, snapshot);
+        pg_sys::heap_get_latest_tid(scan, &mut tid);
+        pg_sys::table_endscan(scan);
+        let slot = pg_sys::table_slot_create(relation.0, ptr::null_mut());
+        let found = pg_sys::table_tuple_fetch_row_version(relation.0, &mut tid, snapshot, slot);
+        let judged = found.then(|| judge(&Existing { relation: relation.0, slot }));
+        pg_sys::ExecDropSingleTupleTableSlot(slot);
+        pg_sys::UnregisterSnapshot(snapshot);
+        judged
+    }
+}

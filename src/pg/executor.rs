@@ -1,0 +1,172 @@
+//! What goes on while statements run: plans that must not be used twice, and rows that `ON CONFLICT DO NOTHING` leaves alone.
+
+use super::expression::elements;
+use super::plan::Tid;
+use pgrx::pg_sys::{self, Oid};
+use pgrx::prelude::*;
+use std::cell::{Cell, RefCell};
+
+/// Looks again at rows that a statement has done nothing about because they were in its way.
+pub type Recheck = fn(&[(Oid, Tid)]);
+
+struct Hooks {
+    recheck: Recheck,
+    start: pg_sys::ExecutorStart_hook_type,
+    run: pg_sys::ExecutorRun_hook_type,
+}
+
+static HOOKS: once_cell::sync::OnceCell<Hooks> = once_cell::sync::OnceCell::new();
+
+/// A statement that changes rows. After an error it means nothing, because its subtransaction is over.
+struct Running {
+    transaction: i64,
+    subtransaction: pg_sys::SubTransactionId,
+    does_nothing_on_conflict: bool,
+    conflicts: Vec<(Oid, Tid)>,
+}
+
+thread_local! {
+    static RUNNING: RefCell<Vec<Running>> = const { RefCell::new(Vec::new()) };
+    /// Set when a plan was made that holds for this moment alone.
+    static IS_MOMENTARY: Cell<bool> = const { Cell::new(false) };
+}
+
+pub fn install(recheck: Recheck) {
+    // SAFETY: while the library is loaded, nothing runs; whoever was there before is called in turn.
+    unsafe {
+        let hooks = Hooks { recheck, start: pg_sys::ExecutorStart_hook, run: pg_sys::ExecutorRun_hook };
+        if HOOKS.set(hooks).is_ok() {
+            pg_sys::ExecutorStart_hook = Some(start);
+            pg_sys::ExecutorRun_hook = Some(run);
+        }
+    }
+}
+
+/// Has the plan that is being made be used once: it depends on more than PostgreSQL's cache of plans knows of.
+pub fn use_plan_once() {
+    IS_MOMENTARY.set(true);
+}
+
+/// Takes down that a row is in the way of the statement that is running, if that does nothing then; tells whether it does.
+pub fn note_conflict(relid: Oid, tid: Tid) -> bool {
+    let (transaction, subtransaction) = place();
+    RUNNING.with_borrow_mut(|running| match running.last_mut() {
+        Some(statement)
+            if statement.does_nothing_on_conflict
+                && (statement.transaction, statement.subtransaction) == (transaction, subtransaction) =>
+        {
+            statement.conflicts.push((relid, tid));
+            true
+        }
+        _ => false,
+    })
+}
+
+fn place() -> (i64, pg_sys::SubTransactionId) {
+    // SAFETY: reads the state of the transaction.
+    unsafe { (pg_sys::GetCurrentTransactionStartTimestamp(), pg_sys::GetCurrentSubTransactionId()) }
+}
+
+unsafe extern "C-unwind" {
+    /// PostgreSQL's own, called as they are: see `planner`.
+    fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: i32);
+    #[cfg(not(feature = "pg18"))]
+    fn standard_ExecutorRun(
+        query: *mut pg_sys::QueryDesc,
+        direction: pg_sys::ScanDirection::Type,
+        count: u64,
+        once: bool,
+    );
+    #[cfg(feature = "pg18")]
+    fn standard_ExecutorRun(query: *mut pg_sys::QueryDesc, direction: pg_sys::ScanDirection::Type, count: u64);
+}
+
+unsafe extern "C-unwind" fn start(query: *mut pg_sys::QueryDesc, flags: i32) {
+    // SAFETY: called by PostgreSQL. No value here has a destructor. The plan at hand is in use and stays; it is only not found
+    // again, neither by what this statement calls nor by a later one.
+    unsafe {
+        HOOKS.get().and_then(|hooks| hooks.start).unwrap_or(standard_ExecutorStart)(query, flags);
+        if IS_MOMENTARY.take() {
+            forget_plans();
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn forget_plans() {
+    // SAFETY: marks the cached plans of this process.
+    unsafe { pg_sys::ResetPlanCache() };
+}
+
+#[cfg(not(feature = "pg18"))]
+unsafe extern "C-unwind" fn run(
+    query: *mut pg_sys::QueryDesc,
+    direction: pg_sys::ScanDirection::Type,
+    count: u64,
+    once: bool,
+) {
+    // SAFETY: called by PostgreSQL with a query that was started. No value here has a destructor.
+    unsafe {
+        let depth = begin(query);
+        HOOKS.get().and_then(|hooks| hooks.run).unwrap_or(standard_ExecutorRun)(query, direction, count, once);
+        end(depth);
+    }
+}
+
+#[cfg(feature = "pg18")]
+unsafe extern "C-unwind" fn run(query: *mut pg_sys::QueryDesc, direction: pg_sys::ScanDirection::Type, count: u64) {
+    // SAFETY: called by PostgreSQL with a query that was started. No value here has a destructor.
+    unsafe {
+        let depth = begin(query);
+        HOOKS.get().and_then(|hooks| hooks.run).unwrap_or(standard_ExecutorRun)(query, direction, count);
+        end(depth);
+    }
+}
+
+/// Takes down a statement that changes rows; returns how many are around it, or -1 for one that does not.
+#[pg_guard]
+unsafe extern "C-unwind" fn begin(query: *mut pg_sys::QueryDesc) -> isize {
+    // SAFETY: a query that was started has a plan.
+    unsafe {
+        let plan = &*(*query).plannedstmt;
+        if plan.commandType == pg_sys::CmdType::CMD_SELECT && !plan.hasModifyingCTE {
+            return -1;
+        }
+        let (transaction, subtransaction) = place();
+        let subplans = elements(plan.subplans).iter().map(|cell| cell.ptr_value.cast());
+        let does_nothing_on_conflict =
+            std::iter::once(plan.planTree.cast()).chain(subplans).any(|node| does_nothing(node));
+        RUNNING.with_borrow_mut(|running| {
+            // Statements of an earlier transaction have failed.
+            running.retain(|statement| statement.transaction == transaction);
+            running.push(Running { transaction, subtransaction, does_nothing_on_conflict, conflicts: Vec::new() });
+            running.len() as isize - 1
+        })
+    }
+}
+
+/// # Safety
+/// `node` is null or a plan.
+unsafe fn does_nothing(node: *mut pg_sys::Node) -> bool {
+    // SAFETY: the cast follows the node's tag.
+    unsafe {
+        !node.is_null()
+            && (*node).type_ == pg_sys::NodeTag::T_ModifyTable
+            && (*node.cast::<pg_sys::ModifyTable>()).onConflictAction == pg_sys::OnConflictAction::ONCONFLICT_NOTHING
+    }
+}
+
+/// Ends a statement, and what failed inside it.
+#[pg_guard]
+unsafe extern "C-unwind" fn end(depth: isize) {
+    let Ok(depth) = usize::try_from(depth) else { return };
+    let conflicts = RUNNING.with_borrow_mut(|running| {
+        running.truncate(depth + 1);
+        running.pop().map(|statement| statement.conflicts).unwrap_or_default()
+    });
+    if !conflicts.is_empty()
+        && let Some(hooks) = HOOKS.get()
+    {
+        (hooks.recheck)(&conflicts);
+    }
+}

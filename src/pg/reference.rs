@@ -1,0 +1,182 @@
+//! Queries by which PostgreSQL itself enforces foreign keys: they are about physical rows, hidden or not.
+
+use super::expression::elements;
+use pgrx::pg_sys;
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+thread_local! {
+    /// PostgreSQL's callback for errors in statements that run through SPI; learned from one of ours.
+    static SPI_CALLBACK: Cell<*const c_void> = const { Cell::new(ptr::null()) };
+}
+
+/// Learns what it looks like when a statement is planned that runs through SPI. To be called while one of ours is.
+pub fn learn() {
+    if SPI_CALLBACK.get().is_null() {
+        SPI_CALLBACK.set(callbacks()[0]);
+    }
+}
+
+/// Whether a query that is being planned is one of a foreign key.
+///
+/// A user's trigger behind a foreign key runs in the same state of the session, and can spell the same query. But its query was
+/// sent by the handler of a language, which a query of PostgreSQL's own was not. Functions of PostgreSQL that run a query for
+/// their caller have no parameters for it, or return nothing of it; that the query is one of a foreign key in every part keeps its
+/// errors from telling anything.
+///
+/// # Safety
+/// `query` is valid.
+pub unsafe fn is_foreign_key(query: *mut pg_sys::Query) -> bool {
+    // SAFETY: reads the state of the process, and the query as promised by the caller.
+    unsafe {
+        pg_sys::InNoForceRLSOperation()
+            && pg_sys::InLocalUserIdChange()
+            && is_of_postgres()
+            && is_about_one_relation(query)
+    }
+}
+
+/// The innermost two callbacks for errors: who runs the present statement, and on whose behalf.
+fn callbacks() -> [*const c_void; 2] {
+    // SAFETY: the callbacks are a list.
+    unsafe {
+        let innermost = pg_sys::error_context_stack;
+        let next = if innermost.is_null() { innermost } else { (*innermost).previous };
+        [innermost, next].map(|entry| {
+            let callback = if entry.is_null() { None } else { (*entry).callback };
+            callback.map_or(ptr::null(), |callback| callback as *const c_void)
+        })
+    }
+}
+
+#[repr(C)]
+struct DlInfo {
+    file: *const std::ffi::c_char,
+    base: *const c_void,
+    symbol: *const std::ffi::c_char,
+    address: *const c_void,
+}
+
+unsafe extern "C" {
+    fn dladdr(address: *const c_void, info: *mut DlInfo) -> c_int;
+}
+
+/// Where the program or library begins that an address is in.
+fn module_of(address: *const c_void) -> Option<*const c_void> {
+    let mut info = DlInfo { file: ptr::null(), base: ptr::null(), symbol: ptr::null(), address: ptr::null() };
+    // SAFETY: the function takes any address.
+    (unsafe { dladdr(address, &mut info) } != 0).then_some(info.base)
+}
+
+/// Whether the present statement runs through SPI, and not because the handler of a language asked for it: those are libraries.
+fn is_of_postgres() -> bool {
+    let ([runs, behalf], spi) = (callbacks(), SPI_CALLBACK.get());
+    !spi.is_null()
+        && runs == spi
+        && (behalf.is_null() || module_of(behalf).is_some_and(|it| Some(it) == module_of(spi)))
+}
+
+/// Whether a query locks or changes the rows of one relation by keys that are its parameters, and does nothing else.
+///
+/// # Safety
+/// `query` is valid.
+unsafe fn is_about_one_relation(query: *mut pg_sys::Query) -> bool {
+    // SAFETY: as promised by the caller; what is looked at follows the kind of the entry.
+    unsafe {
+        let query = &*query;
+        let [cell] = elements(query.rtable) else { return false };
+        let entry = &*cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
+        let does_nothing_else = !query.hasSubLinks && query.cteList.is_null() && query.returningList.is_null();
+        does_nothing_else
+            && match entry.rtekind {
+                pg_sys::RTEKind::RTE_RELATION => {
+                    let tells_nothing = query.resultRelation == 1
+                        || (!query.rowMarks.is_null()
+                            && elements(query.targetList).iter().all(|cell| is_constant(cell)));
+                    tells_nothing && compares_keys((*query.jointree).quals)
+                }
+                pg_sys::RTEKind::RTE_SUBQUERY => is_about_one_relation(entry.subquery),
+                _ => false,
+            }
+    }
+}
+
+/// # Safety
+/// `cell` is one of a target list.
+unsafe fn is_constant(cell: &pg_sys::ListCell) -> bool {
+    // SAFETY: a target list has entries with expressions; a key that a subquery passes on is one, too.
+    unsafe {
+        let expression: *mut pg_sys::Node = (*cell.ptr_value.cast::<pg_sys::TargetEntry>()).expr.cast();
+        [pg_sys::NodeTag::T_Const, pg_sys::NodeTag::T_Var].contains(&(*expression).type_)
+    }
+}
+
+/// Whether a condition is made of operators for indexes, which only superusers define, between columns and parameters.
+///
+/// # Safety
+/// `node` is null or part of an analyzed condition.
+unsafe fn compares_keys(node: *mut pg_sys::Node) -> bool {
+    // SAFETY: the casts follow the node's tag.
+    unsafe {
+        if node.is_null() {
+            return false;
+        }
+        match (*node).type_ {
+            pg_sys::NodeTag::T_BoolExpr => {
+                let both = &*node.cast::<pg_sys::BoolExpr>();
+                both.boolop == pg_sys::BoolExprType::AND_EXPR
+                    && elements(both.args).iter().all(|cell| compares_keys(cell.ptr_value.cast()))
+            }
+            pg_sys::NodeTag::T_OpExpr => {
+                let operation = &*node.cast::<pg_sys::OpExpr>();
+                let mut finds_parameter = false;
+                let is_plain = |cell: &pg_sys::ListCell| is_operand(cell.ptr_value.cast(), &mut finds_parameter);
+                elements(operation.args).iter().all(is_plain) && finds_parameter && is_for_indexes(operation.opno)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// A column or a parameter, maybe cast.
+///
+/// # Safety
+/// `node` is part of an analyzed expression.
+unsafe fn is_operand(node: *mut pg_sys::Node, has_parameter: &mut bool) -> bool {
+    // SAFETY: the casts follow the node's tag.
+    unsafe {
+        match (*node).type_ {
+            pg_sys::NodeTag::T_Var => true,
+            pg_sys::NodeTag::T_Param => {
+                *has_parameter = true;
+                true
+            }
+            pg_sys::NodeTag::T_RelabelType => {
+                is_operand((*node.cast::<pg_sys::RelabelType>()).arg.cast(), has_parameter)
+            }
+            pg_sys::NodeTag::T_FuncExpr => {
+                let function = &*node.cast::<pg_sys::FuncExpr>();
+                let is_cast = function.funcformat != pg_sys::CoercionForm::COERCE_EXPLICIT_CALL;
+                is_cast
+                    && elements(function.args)
+                        .first()
+                        .is_some_and(|cell| is_operand(cell.ptr_value.cast(), has_parameter))
+            }
+            _ => false,
+        }
+    }
+}
+
+/// # Safety
+/// Within a transaction.
+unsafe fn is_for_indexes(operator: pg_sys::Oid) -> bool {
+    // SAFETY: looks into the catalog caches.
+    unsafe {
+        let (key, none) = (pg_sys::Datum::from(operator), pg_sys::Datum::null());
+        let families = pg_sys::SearchSysCacheList(pg_sys::SysCacheIdentifier::AMOPOPID as i32, 1, key, none, none);
+        let is_member = (*families).n_members > 0;
+        pg_sys::ReleaseCatCacheList(families);
+        is_member
+    }
+}

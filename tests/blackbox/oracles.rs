@@ -1,0 +1,170 @@
+//! Nothing tells of a hidden row: no operator, no function, no setting, no query behind a foreign key.
+
+use crate::sweep::with;
+
+#[test]
+fn a_pattern_that_fails_does_not_tell_what_hidden_tokens_begin_with() {
+    let mut db = with(
+        "CREATE TABLE t (token text COLLATE \"C\", at timestamptz NOT NULL); CREATE INDEX ON t (token text_pattern_ops);
+         INSERT INTO t SELECT 'live' || i, now() FROM generate_series(1, 5000) i; INSERT INTO t VALUES ('4f1c', '2020-01-01');
+         SELECT ttl_create_index('t', 'at', 60, hide_expired => true); ANALYZE t",
+    );
+    for method in ["on", "off"] {
+        db.run(&format!("SET enable_seqscan = {method}; SET enable_bitmapscan = {method}"));
+        for pattern in ["4f%\\", "4f1c\\", "zz%\\"] {
+            assert_eq!(db.get(&format!("SELECT count(*) FROM t WHERE token LIKE '{pattern}'")), "0", "{pattern}");
+            db.run(&format!(
+                "PREPARE q (text) AS SELECT count(*) FROM t WHERE token LIKE $1; EXECUTE q ('{pattern}'); DEALLOCATE q"
+            ));
+        }
+    }
+    db.run("SET enable_seqscan = off; SET enable_bitmapscan = off");
+    let plan = db.get("EXPLAIN SELECT * FROM t WHERE token LIKE 'live49%'");
+    assert!(plan.contains("token ~>=~ 'live49'"), "a pattern that cannot fail still uses the index: {plan}");
+}
+
+/// Types with a value on which many operators fail, and constants to go with it.
+const VALUES: [(&str, &str, &str); 17] = [
+    ("int2", "-32768", "-1"),
+    ("int4", "-2147483648", "-1"),
+    ("int8", "-9223372036854775808", "-1"),
+    ("float4", "3e38", "1e-38"),
+    ("float8", "1e308", "1e-308"),
+    ("numeric", "1e100000", "0"),
+    ("text", "4f", "\\"),
+    ("bytea", "\\x00ff", "\\x5c"),
+    ("date", "4713-01-01 BC", "5874897-12-31"),
+    ("timestamp", "4713-01-01 BC", "294276-12-31"),
+    ("timestamptz", "4713-01-02 BC", "294276-12-30"),
+    ("interval", "178000000 years", "178000000 years"),
+    ("jsonb", "{\"a\": \"x\"}", "0"),
+    ("point", "(1e300,1e300)", "(-1e300,-1e300)"),
+    ("int4range", "[-2147483648,2147483646)", "empty"),
+    ("inet", "255.255.255.255", "0.0.0.0"),
+    ("bit varying", "101", "1"),
+];
+
+#[test]
+fn no_operator_of_postgresql_is_called_on_a_hidden_row() {
+    let columns: Vec<_> = (0..).zip(VALUES).map(|(n, (name, ..))| format!("c{n} {name}")).collect();
+    let values: Vec<_> = VALUES.iter().map(|(_, value, _)| format!("'{value}'")).collect();
+    let mut db = with(&format!(
+        "CREATE TABLE t (at timestamptz NOT NULL, {}); INSERT INTO t VALUES ('2020-01-01', {});
+         CREATE TABLE empty (LIKE t); SELECT ttl_create_index('t', 'at', 60, hide_expired => true); ANALYZE t",
+        columns.join(", "),
+        values.join(", ")
+    ));
+    db.run(
+        "CREATE FUNCTION outcome(query text) RETURNS text LANGUAGE plpgsql AS $$
+         DECLARE n bigint; BEGIN EXECUTE query INTO n; RETURN n; EXCEPTION WHEN OTHERS THEN RETURN SQLSTATE; END $$;
+         CREATE TABLE samples (type oid, col text, constant text)",
+    );
+    for (n, (name, _, constant)) in (0..).zip(VALUES) {
+        db.run(&format!(
+            "INSERT INTO samples VALUES ('{name}'::regtype, 'c{n}', quote_literal('{constant}') || '::{name}')"
+        ));
+    }
+    // Every operator and every function of one or two arguments that can be applied to a column and a constant.
+    let conditions = "
+        SELECT format(CASE WHEN oprresult = 'bool'::regtype THEN '%s OPERATOR(pg_catalog.%s) %s'
+                           ELSE '(%s OPERATOR(pg_catalog.%s) %s) IS NOT NULL' END, l.col, oprname, r.constant) AS condition
+        FROM pg_operator JOIN samples l ON l.type = oprleft JOIN samples r ON r.type = oprright WHERE oprcode <> 0
+        UNION ALL
+        SELECT format(CASE WHEN oprresult = 'bool'::regtype THEN '%s OPERATOR(pg_catalog.%s) %s'
+                           ELSE '(%s OPERATOR(pg_catalog.%s) %s) IS NOT NULL' END, l.constant, oprname, r.col)
+        FROM pg_operator JOIN samples l ON l.type = oprleft JOIN samples r ON r.type = oprright WHERE oprcode <> 0
+        UNION ALL
+        SELECT format('pg_catalog.%I(%s) IS NOT NULL', proname, s.col)
+        FROM pg_proc JOIN samples s ON pronargs = 1 AND proargtypes[0] = s.type
+        WHERE prokind = 'f' AND NOT proretset AND pronamespace = 'pg_catalog'::regnamespace AND provolatile <> 'v'
+        UNION ALL
+        SELECT format('pg_catalog.%I(%s, %s) IS NOT NULL', proname, s.col, u.constant)
+        FROM pg_proc JOIN samples s ON pronargs = 2 AND proargtypes[0] = s.type JOIN samples u ON proargtypes[1] = u.type
+        WHERE prokind = 'f' AND NOT proretset AND pronamespace = 'pg_catalog'::regnamespace AND provolatile <> 'v'";
+    let tried = db.get(&format!(
+        "CREATE TABLE tried AS SELECT condition, outcome('SELECT count(*) FROM t WHERE ' || condition) AS hidden,
+                                      outcome('SELECT count(*) FROM empty WHERE ' || condition) AS gone
+                               FROM ({conditions}) AS c;
+         SELECT count(*) FROM tried"
+    ));
+    assert!(tried.parse::<u32>().is_ok_and(|tried| tried > 1000), "{tried}");
+    assert_eq!(db.get("SELECT condition, hidden, gone FROM tried WHERE hidden <> gone ORDER BY 1"), "");
+    // The constants are fit to show it: without the condition many of them fail.
+    db.run("SET pg_ttl_index.hide_expired = off; DROP FUNCTION IF EXISTS nothing()");
+    let fails = db.get(
+        "SELECT count(*) FROM tried WHERE outcome('SELECT count(*) FROM t WHERE ' || condition) NOT IN ('0', '1')",
+    );
+    assert!(fails.parse::<u32>().is_ok_and(|fails| fails > 50), "{fails}");
+}
+
+#[test]
+fn a_setting_of_the_caller_does_not_reach_into_functions_of_others() {
+    let mut db = with("");
+    let (owner, caller) = (db.role("owner"), db.role("caller"));
+    db.session(&owner).run(&format!(
+        "CREATE TABLE t (token text PRIMARY KEY, at timestamptz); INSERT INTO t VALUES ('dead', '2020-01-01'), ('live', now());
+         SELECT ttl_create_index('t', 'at', 60, hide_expired => true);
+         CREATE FUNCTION invoker(text) RETURNS boolean LANGUAGE plpgsql AS
+             'BEGIN RETURN EXISTS (SELECT FROM public.t WHERE token = $1); END';
+         CREATE FUNCTION accepts(text) RETURNS boolean SECURITY DEFINER LANGUAGE plpgsql AS
+             'BEGIN RETURN EXISTS (SELECT FROM public.t WHERE token = $1) OR public.invoker($1); END';
+         CREATE FUNCTION accepts_sql(text) RETURNS boolean SECURITY DEFINER LANGUAGE sql AS 'SELECT EXISTS (SELECT FROM public.t WHERE token = $1)';
+         REVOKE ALL ON t FROM PUBLIC; GRANT EXECUTE ON FUNCTION accepts, accepts_sql TO {caller}"
+    ));
+    for setting in ["pg_ttl_index.hide_expired = off", "application_name = 'pg_dump'"] {
+        let mut session = db.session(&caller);
+        session.run(&format!("SET {setting}"));
+        for _ in 0..7 {
+            assert_eq!(
+                session.get("SELECT accepts('dead'), accepts_sql('dead'), accepts('live')"),
+                "f|f|t",
+                "{setting}"
+            );
+        }
+    }
+    // A plan that the owner made for himself is not one for others, in one session and in either order.
+    let mut session = db.session("postgres");
+    session.run("SET pg_ttl_index.hide_expired = off");
+    for _ in 0..7 {
+        session.run(&format!("SET ROLE {owner}"));
+        assert_eq!(session.get("SELECT invoker('dead')"), "t", "the owner looks");
+        session.run(&format!("SET ROLE {caller}"));
+        assert_eq!(session.get("SELECT accepts('dead'), accepts_sql('dead')"), "f|f");
+        session.run("RESET ROLE");
+        assert_eq!(session.get("SELECT accepts('dead')"), "f", "nor does a superuser's setting reach into it");
+        assert_eq!(session.get("SELECT invoker('dead')"), "t", "a superuser looks");
+    }
+}
+
+#[test]
+fn a_trigger_behind_a_foreign_key_neither_sees_nor_revives_hidden_rows() {
+    let mut db = with("");
+    let (owner, other) = (db.role("owner"), db.role("other"));
+    db.session(&owner).run(&format!(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, v text); INSERT INTO t VALUES (1, '2020-01-01', 'dead'), (2, now(), 'live');
+         SELECT ttl_create_index('t', 'at', 60, hide_expired => true); GRANT SELECT, UPDATE, DELETE ON t TO {other}"
+    ));
+    let mut session = db.session(&other);
+    session.run(
+        "CREATE TABLE seen (how text); CREATE TABLE p (id int PRIMARY KEY); CREATE TABLE c (id int REFERENCES p ON DELETE CASCADE ON UPDATE CASCADE);
+         CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$
+         DECLARE r record; n int; BEGIN
+             FOR r IN SELECT 1 FROM ONLY public.t x WHERE id = 1 FOR KEY SHARE OF x LOOP INSERT INTO seen VALUES ('static'); END LOOP;
+             FOR r IN EXECUTE 'SELECT 1 FROM ONLY \"public\".\"t\" x WHERE \"id\" OPERATOR(pg_catalog.=) $1 FOR KEY SHARE OF x' USING 1
+             LOOP INSERT INTO seen VALUES ('as a foreign key'); END LOOP;
+             FOR r IN EXECUTE 'SELECT v FROM ONLY public.t x WHERE v > $1 FOR KEY SHARE OF x' USING '' LOOP INSERT INTO seen VALUES (r.v); END LOOP;
+             UPDATE public.t SET at = now() WHERE id = 1; GET DIAGNOSTICS n = ROW_COUNT; INSERT INTO seen SELECT 'revived' WHERE n > 0;
+             EXECUTE 'DELETE FROM ONLY public.t WHERE $1 OPERATOR(pg_catalog.=) id' USING 1; GET DIAGNOSTICS n = ROW_COUNT; INSERT INTO seen SELECT 'deleted' WHERE n > 0;
+             PERFORM query_to_xml('SELECT 1 / (id - 1) FROM ONLY public.t x WHERE id = 1', true, true, '');
+             BEGIN PERFORM query_to_xml('EXECUTE q(1)', true, true, ''); EXCEPTION WHEN syntax_error OR feature_not_supported THEN NULL; END;
+             RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
+         EXCEPTION WHEN division_by_zero THEN INSERT INTO seen VALUES ('through xml'); RETURN NULL;
+         END $$;
+         CREATE TRIGGER look BEFORE DELETE OR UPDATE ON c FOR EACH ROW EXECUTE FUNCTION look();
+         PREPARE q (int) AS SELECT 1 / (id - 1) FROM ONLY public.t x WHERE id = $1 FOR KEY SHARE OF x;
+         INSERT INTO p VALUES (1), (2); INSERT INTO c VALUES (1), (2); UPDATE p SET id = 3 WHERE id = 2; DELETE FROM p",
+    );
+    assert_eq!(session.get("SELECT DISTINCT how FROM seen ORDER BY 1"), "live");
+    assert_eq!(session.get("SELECT id FROM t"), "2");
+    assert_eq!(db.get("SET pg_ttl_index.hide_expired = off; SELECT id, v FROM t ORDER BY 1"), "1|dead\n2|live");
+}

@@ -1,0 +1,132 @@
+//! Nobody's code runs with the rights of somebody else: behind cascades, in soft deletes, in calls about one row.
+
+use crate::sweep::with;
+use harness::Database;
+
+/// A stranger who has a trap: a function that writes down who it runs as, and tries to make its author a superuser.
+fn with_trap(setup: &str) -> (Database, String) {
+    let mut db = with("CREATE TABLE seen (how text, who text); GRANT INSERT ON seen TO PUBLIC");
+    let stranger = db.role("stranger");
+    db.run(setup);
+    db.session(&stranger).run(&format!(
+        "CREATE FUNCTION spring(how text) RETURNS void LANGUAGE plpgsql AS $$
+         BEGIN
+             INSERT INTO public.seen VALUES (how, current_user);
+             BEGIN ALTER ROLE {stranger} SUPERUSER; EXCEPTION WHEN insufficient_privilege THEN NULL; END;
+         END $$;
+         CREATE FUNCTION spring() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN PERFORM public.spring(TG_NAME); RETURN NULL; END $$;
+         CREATE FUNCTION trap(how text) RETURNS boolean STABLE LANGUAGE plpgsql AS
+             'BEGIN PERFORM public.spring(how); RETURN true; END'"
+    ));
+    (db, stranger)
+}
+
+#[test]
+fn making_room_fires_no_triggers_of_others() {
+    let (mut db, stranger) = with_trap(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, v text); INSERT INTO t VALUES (1, '2020-01-01', 'dead');
+         SELECT ttl_create_index('t', 'at', 60, hide_expired => true)",
+    );
+    db.run(&format!("GRANT INSERT, REFERENCES ON t TO {stranger}"));
+    for (action, timing) in [
+        ("CASCADE", "CREATE TRIGGER caught AFTER DELETE ON child FOR EACH ROW"),
+        ("CASCADE", "CREATE TRIGGER caught AFTER DELETE ON child FOR EACH STATEMENT"),
+        ("SET NULL", "CREATE TRIGGER caught AFTER UPDATE ON child FOR EACH ROW"),
+        (
+            "CASCADE",
+            "CREATE CONSTRAINT TRIGGER caught AFTER DELETE ON child DEFERRABLE INITIALLY DEFERRED FOR EACH ROW",
+        ),
+    ] {
+        let mut session = db.session(&stranger);
+        session.run(&format!(
+            "CREATE TABLE child (id int REFERENCES t ON DELETE {action}); INSERT INTO child VALUES (1);
+             {timing} EXECUTE FUNCTION spring()"
+        ));
+        let error = session.error("INSERT INTO t VALUES (1, now(), 'new')");
+        assert_eq!(error.code, "23505", "{timing}");
+        assert_eq!(
+            db.error("INSERT INTO t VALUES (1, now(), 'new')").code,
+            "23505",
+            "a superuser lends nothing either"
+        );
+        assert_eq!(db.get("SELECT how, who FROM seen"), "", "{timing}");
+        assert_eq!(db.get(&format!("SELECT rolsuper FROM pg_roles WHERE rolname = '{stranger}'")), "f");
+        db.run("DROP TABLE child");
+    }
+    db.run("INSERT INTO t VALUES (1, now(), 'new')");
+    assert_eq!(db.get("SELECT v FROM t"), "new", "nothing of others is in the way any more");
+}
+
+#[test]
+fn a_soft_delete_fires_no_triggers_of_others() {
+    let (mut db, stranger) = with_trap("");
+    let owner = db.role("owner");
+    db.session(&owner).run(&format!(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, gone boolean NOT NULL DEFAULT false, UNIQUE (id, gone));
+         INSERT INTO t VALUES (1, '2020-01-01'), (2, now()); GRANT REFERENCES ON t TO {stranger};
+         SELECT ttl_create_index('t', 'at', 60, soft_delete_column => 'gone')"
+    ));
+    db.session(&stranger).run(
+        "CREATE TABLE child (id int, gone boolean, FOREIGN KEY (id, gone) REFERENCES t (id, gone) ON UPDATE CASCADE);
+         INSERT INTO child VALUES (1, false);
+         CREATE TRIGGER caught AFTER UPDATE ON child FOR EACH ROW EXECUTE FUNCTION spring()",
+    );
+    assert_eq!(db.error("SELECT ttl_runner('t')").code, "42501");
+    assert_eq!(db.get("SELECT count(*) FROM seen"), "0");
+    assert_eq!(db.get("SELECT string_agg(id::text, ',') FROM t WHERE gone"), "");
+    // A key that the mark is not part of is not updated.
+    db.session(&stranger).run(
+        "DROP TABLE child; CREATE TABLE child (id int REFERENCES t ON UPDATE CASCADE ON DELETE CASCADE); INSERT INTO child VALUES (1);
+         CREATE TRIGGER caught AFTER UPDATE OR DELETE ON child FOR EACH ROW EXECUTE FUNCTION spring()",
+    );
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "1");
+    assert_eq!(db.get("SELECT count(*) FROM seen"), "0");
+}
+
+#[test]
+fn calls_about_one_row_run_an_owners_code_as_the_owner() {
+    let (mut db, owner) = with_trap("");
+    let reader = db.role("reader");
+    db.session(&owner).run(&format!(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, v text, who name DEFAULT '{reader}');
+         INSERT INTO t SELECT i, now() FROM generate_series(1, 3) i; INSERT INTO t VALUES (4, now(), 'other', 'nobody');
+         SELECT ttl_create_index('t', 'at', interval '1 hour', filter => 'trap(''filter'')');
+         CREATE FUNCTION later(timestamptz) RETURNS timestamptz STABLE LANGUAGE plpgsql AS
+             'BEGIN PERFORM public.spring(''expression''); RETURN $1 + interval ''1 day''; END';
+         CREATE TABLE e (id int PRIMARY KEY, at timestamptz); INSERT INTO e VALUES (1, now());
+         SELECT ttl_create_index('e', 'later(at)', 0, index_method => 'none');
+         GRANT SELECT (id, at, v), UPDATE (at) ON t TO {reader}; GRANT SELECT ON e TO {reader};
+         ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY own ON t USING (who = current_user)"
+    ));
+    for caller in ["postgres", &reader, &owner] {
+        db.run("TRUNCATE seen");
+        let mut session = db.session(caller);
+        for (call, expected) in [
+            ("ttl_set('t', '1', interval '2 hours')", "t"),
+            ("ttl_set('t', '1', interval '3 hours', mode => 'gt')", "t"),
+            ("ttl_set('t', '1', interval '1 hour', mode => 'gt')", "f"),
+            ("ttl_expire_at('t', '2', now() + interval '5 hours', mode => 'xx')", "t"),
+            ("ttl_touch('t', '2')", "t"),
+            ("ttl_get('t', '2') > 3500", "t"),
+            ("ttl_get('e', '1') > 3500", "t"),
+            ("ttl_persist('t', '3')", "t"),
+            ("ttl_get('t', '3')", "-1"),
+            ("ttl_get('t', '99')", "-2"),
+            ("ttl_touch('t', '99')", "f"),
+        ] {
+            assert_eq!(session.get(&format!("SELECT {call}")), expected, "{call} as {caller}");
+        }
+        assert_eq!(db.get("SELECT string_agg(DISTINCT who, ',') FROM seen"), owner, "as {caller}");
+    }
+    // What row-level security keeps from a caller stays out of reach.
+    let mut session = db.session(&reader);
+    assert_eq!(session.get("SELECT ttl_get('t', '4'), ttl_touch('t', '4')"), "-2|f");
+    assert_eq!(db.get("SELECT ttl_touch('t', '4')"), "t");
+    // An expired row is gone for all of them.
+    db.run("UPDATE t SET at = '2020-01-01' WHERE id = 1");
+    assert_eq!(session.get("SELECT ttl_get('t', '1'), ttl_touch('t', '1')"), "-2|f");
+    db.run(&format!("REVOKE UPDATE (at) ON t FROM {reader}"));
+    assert_eq!(session.error("SELECT ttl_touch('t', '2')").code, "42501");
+    assert_eq!(db.get(&format!("SELECT rolsuper FROM pg_roles WHERE rolname = '{owner}'")), "f");
+}

@@ -1,0 +1,180 @@
+//! A write that meets a hidden row has its effect, waits, or fails. It is never silently lost.
+
+use crate::sweep::with;
+use harness::{Database, Session, SqlError};
+use std::time::{Duration, Instant};
+
+const INSERTS: [&str; 7] = [
+    "INSERT INTO t VALUES (1, now(), 'new')",
+    "INSERT INTO t VALUES (1, now(), 'new') ON CONFLICT (id) DO UPDATE SET at = excluded.at, v = 'new'",
+    "INSERT INTO t VALUES (1, now(), 'new') ON CONFLICT (id) DO NOTHING",
+    "INSERT INTO t VALUES (1, now(), 'new') ON CONFLICT DO NOTHING",
+    "MERGE INTO t USING (SELECT 1 AS id) s ON t.id = s.id WHEN MATCHED THEN UPDATE SET at = now(), v = 'new'
+         WHEN NOT MATCHED THEN INSERT VALUES (s.id, now(), 'new')",
+    "UPDATE t SET id = 1, v = 'new' WHERE id = 2",
+    "WITH w AS (INSERT INTO t VALUES (1, now(), 'new') ON CONFLICT (id) DO UPDATE SET v = 'new', at = now() RETURNING 1) SELECT count(*) FROM w",
+];
+
+fn table() -> Database {
+    with(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, v text);
+         SELECT ttl_create_index('t', 'at', 60, hide_expired => true);
+         INSERT INTO t VALUES (1, now(), 'old'), (2, now(), 'other')",
+    )
+}
+
+/// Runs a statement that has to wait for `blocker`, and what is done there meanwhile.
+fn run_behind(db: &Database, mut blocker: Session, statement: &str) -> Result<String, SqlError> {
+    let mut session = db.session("postgres");
+    let pid = session.get("SELECT pg_backend_pid()");
+    let text = statement.to_owned();
+    let waiting = std::thread::spawn(move || session.try_get(&text));
+    let mut observer = db.session("postgres");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let is_waiting = format!("SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = {pid}");
+    while observer.get(&is_waiting) != "t" && !waiting.is_finished() {
+        assert!(Instant::now() < deadline, "it neither waits nor ends: {statement}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    blocker.run("COMMIT");
+    waiting.join().expect("a thread")
+}
+
+#[test]
+fn a_row_that_expires_meanwhile_is_as_if_deleted_meanwhile() {
+    for isolation in ["read committed", "repeatable read", "serializable"] {
+        for statement in INSERTS {
+            let mut db = table();
+            let name = db.name.clone();
+            db.run(&format!("ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'"));
+            let mut blocker = db.session("postgres");
+            blocker.run("BEGIN; UPDATE t SET at = '2020-01-01', v = 'dead' WHERE id = 1");
+            match run_behind(&db, blocker, statement) {
+                Ok(_) => assert_eq!(db.get("SELECT v FROM t WHERE id = 1"), "new", "{isolation}: {statement}"),
+                Err(error) => assert!(
+                    isolation != "read committed" && error.code == "40001",
+                    "{isolation}: {error:?} in {statement}"
+                ),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_that_comes_expired_meanwhile_is_as_if_it_never_came() {
+    for statement in INSERTS {
+        let mut db = table();
+        db.run("DELETE FROM t WHERE id = 1");
+        let mut blocker = db.session("postgres");
+        blocker.run("BEGIN; INSERT INTO t VALUES (1, '2020-01-01', 'dead')");
+        run_behind(&db, blocker, statement).unwrap_or_else(|error| panic!("{error:?} in {statement}"));
+        assert_eq!(db.get("SELECT v FROM t WHERE id = 1"), "new", "{statement}");
+    }
+}
+
+#[test]
+fn a_live_row_that_is_only_changed_meanwhile_is_in_the_way_as_ever() {
+    for (statement, expected) in [
+        (INSERTS[0], "23505"),
+        (INSERTS[1], "new"),
+        (INSERTS[2], "touched"),
+        (INSERTS[3], "touched"),
+        (INSERTS[5], "23505"),
+    ] {
+        let mut db = table();
+        let mut blocker = db.session("postgres");
+        blocker.run("BEGIN; UPDATE t SET at = now(), v = 'touched' WHERE id = 1");
+        match run_behind(&db, blocker, statement) {
+            Ok(_) => assert_eq!(db.get("SELECT v FROM t WHERE id = 1"), expected, "{statement}"),
+            Err(error) => assert_eq!(error.code, expected, "{statement}"),
+        }
+    }
+}
+
+#[test]
+fn a_hidden_row_that_stays_fails_the_write_whatever_its_form() {
+    for setup in [
+        "SELECT ttl_create_index('t', 'at', 60, hide_expired => true, soft_delete_column => 'gone')",
+        "SELECT ttl_create_index('t', 'at', 60, hide_expired => true, notify_channel => 'gone')",
+        "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+         CREATE TRIGGER keep BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION keep();
+         SELECT ttl_create_index('t', 'at', 60, hide_expired => true)",
+    ] {
+        let mut db = with(
+            "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, v text, gone timestamptz);
+             INSERT INTO t VALUES (1, '2020-01-01', 'dead'), (2, now(), 'other')",
+        );
+        db.run(setup);
+        for statement in INSERTS {
+            assert_eq!(db.error(statement).code, "23505", "{setup}: {statement}");
+        }
+        assert_eq!(db.get("SET pg_ttl_index.hide_expired = off; SELECT v FROM t WHERE id = 1"), "dead");
+    }
+}
+
+#[test]
+fn overlapping_spans_and_nulls_that_are_not_distinct_make_room_too() {
+    let mut db = with(
+        "CREATE TABLE span (during int4range, at timestamptz, v text, EXCLUDE USING gist (during WITH &&));
+         INSERT INTO span VALUES ('[1,5]', '2020-01-01', 'dead'), ('[6,9]', '2020-01-01', 'dead'), ('[20,29]', now(), 'live');
+         SELECT ttl_create_index('span', 'at', 60, hide_expired => true);
+         CREATE TABLE n (a int, at timestamptz, v text); INSERT INTO n VALUES (NULL, '2020-01-01', 'dead')",
+    );
+    db.run("INSERT INTO span VALUES ('[3,7]', now(), 'new')");
+    assert_eq!(db.error("INSERT INTO span VALUES ('[8,21]', now(), 'new')").code, "23P01");
+    assert_eq!(db.get("SELECT during, v FROM span ORDER BY 1"), "[3,8)|new\n[20,30)|live");
+    if db.get("SELECT current_setting('server_version_num')::int >= 150000") == "t" {
+        db.run("CREATE UNIQUE INDEX ON n (a) NULLS NOT DISTINCT; SELECT ttl_create_index('n', 'at', 60, hide_expired => true)");
+        db.run("INSERT INTO n VALUES (NULL, now(), 'new') ON CONFLICT DO NOTHING");
+        assert_eq!(db.get("SELECT v FROM n"), "new");
+        assert_eq!(db.error("INSERT INTO n VALUES (NULL, now(), 'newer')").code, "23505");
+    }
+}
+
+/// Some clients let rows on few keys expire, others write them; who writes and is told of success has written.
+#[test]
+fn no_upsert_on_a_hot_key_is_lost() {
+    let mut db = with("CREATE TABLE t (id int PRIMARY KEY, other int UNIQUE, at timestamptz, v bigint)");
+    db.run("SELECT ttl_create_index('t', 'at', 60, hide_expired => true)");
+    let writers: Vec<_> = (0..4)
+        .map(|client| {
+            let mut session = db.session("postgres");
+            std::thread::spawn(move || {
+                let (mut written, mut lost, mut errors) = (0, 0, Vec::new());
+                let until = Instant::now() + Duration::from_secs(4);
+                while Instant::now() < until {
+                    written += 1;
+                    let key = (written * 7 + client) % 3;
+                    let result = session.try_get(&format!(
+                        "INSERT INTO t VALUES ({key}, {key}, now(), {written}) ON CONFLICT (id) DO UPDATE SET at = now(), v = {written} RETURNING id"
+                    ));
+                    match result {
+                        Ok(rows) => lost += i32::from(rows.is_empty()),
+                        Err(error) if error.code == "40001" => {}
+                        Err(error) => errors.push(error),
+                    }
+                }
+                (written, lost, errors)
+            })
+        })
+        .collect();
+    let expirers: Vec<_> = (0..3)
+        .map(|client| {
+            let mut session = db.session("postgres");
+            std::thread::spawn(move || {
+                let (mut round, until) = (client, Instant::now() + Duration::from_secs(4));
+                while Instant::now() < until {
+                    round += 1;
+                    session.run(&format!("UPDATE t SET at = '2020-01-01' WHERE id = {}", round % 3));
+                }
+            })
+        })
+        .collect();
+    expirers.into_iter().for_each(|thread| thread.join().expect("a thread"));
+    for thread in writers {
+        let (written, lost, errors) = thread.join().expect("a thread");
+        assert!(written > 20, "{written}");
+        assert_eq!(lost, 0, "of {written}");
+        assert!(errors.is_empty(), "{errors:?}");
+    }
+}
