@@ -1,6 +1,6 @@
 //! Hiding expired rows, beside the same condition written by hand, and queries that have nothing to do with it.
 
-use crate::{latency, side_by_side};
+use crate::{cpu_seconds, latency, side_by_side};
 use harness::{Server, Session};
 
 const ROWS: u32 = 100_000;
@@ -67,4 +67,43 @@ pub fn run(server: &Server) {
             "ms",
         );
     }
+    writes(server);
+}
+
+/// What it costs to look for hidden rows with the keys of new ones, where there are none.
+fn writes(server: &Server) {
+    let tables = ["seen", "unseen"];
+    let mut session = Session::connect(server, "postgres", "postgres");
+    for (table, hides) in tables.into_iter().zip([false, true]) {
+        session.run(&format!(
+            "DROP TABLE IF EXISTS {table};
+             CREATE TABLE {table} (id int PRIMARY KEY, token text UNIQUE, at timestamptz NOT NULL DEFAULT now(), n int);
+             SELECT ttl_create_index('{table}', 'at', interval '1 hour', hide_expired => {hides})"
+        ));
+    }
+    let rows = format!("SELECT i, md5(i::text) FROM generate_series(1, {ROWS}) i");
+    session.run(&format!("COPY ({rows}) TO '/tmp/pg_ttl_index_bench.copy'"));
+    println!("\n{ROWS} new rows in a table with two unique indexes: CPU seconds of the backend.\n");
+    println!("{:<34}{:>14}{:>22}", "", "INSERT", "COPY");
+    let statements =
+        ["INSERT INTO {table} (id, token) {rows}", "COPY {table} (id, token) FROM '/tmp/pg_ttl_index_bench.copy'"];
+    side_by_side(
+        ["without hide_expired", "hide_expired"],
+        statements.map(|statement| {
+            let rows = &rows;
+            move || {
+                tables.map(|table| {
+                    let mut session = Session::connect(server, "postgres", "postgres");
+                    let pid = session.get("SELECT pg_backend_pid()");
+                    session.run(&format!("TRUNCATE {table}; CHECKPOINT"));
+                    let before = cpu_seconds(&pid);
+                    session.run(&statement.replace("{table}", table).replace("{rows}", rows));
+                    cpu_seconds(&pid) - before
+                })
+            }
+        }),
+        "s",
+    );
+    session.run("DROP TABLE seen, unseen");
+    let _ = std::fs::remove_file("/tmp/pg_ttl_index_bench.copy");
 }
