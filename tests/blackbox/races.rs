@@ -51,7 +51,7 @@ fn random_table(db: &mut Database, random: &mut Random) -> String {
         "INSERT INTO t (id, at, n, label)
          SELECT i, CASE WHEN i % 17 = 0 THEN NULL WHEN i % 19 = 0 THEN 'infinity'::{column_type}
                         WHEN i % 23 = 0 THEN '-infinity'::{column_type}
-                        ELSE (now() + (hashint4(i + {seed}) % 60) * interval '1 day' + (i % 24) * interval '1 hour')::{column_type} END,
+                        ELSE (now() + (hashint4(i + {seed}) % 60) * interval '1 day' + (i % 24 + 0.5) * interval '1 hour')::{column_type} END,
                 i % 2500, CASE WHEN i % 5 = 0 THEN NULL ELSE md5(i::text) END
          FROM generate_series(1, 2000) i",
         seed = random.below(1_000_000)
