@@ -60,6 +60,41 @@ fn foreign_keys_are_about_physical_rows() {
 }
 
 #[test]
+fn foreign_keys_are_so_wherever_the_statement_stands() {
+    let mut db = with(
+        "CREATE TABLE parent (id int PRIMARY KEY, at timestamptz); CREATE TABLE child (id int, parent int REFERENCES parent ON DELETE CASCADE ON UPDATE CASCADE, at timestamptz);
+         SELECT ttl_create_index('parent', 'at', 60, hide_expired => true), ttl_create_index('child', 'at', 60, hide_expired => true);
+         CREATE FUNCTION in_sql() RETURNS void LANGUAGE sql AS 'DELETE FROM parent WHERE id = 1';
+         CREATE FUNCTION in_plpgsql() RETURNS void LANGUAGE plpgsql AS 'BEGIN DELETE FROM parent WHERE id = 1; END';
+         CREATE FUNCTION dynamic() RETURNS void LANGUAGE plpgsql AS $$BEGIN EXECUTE 'DELETE FROM parent WHERE id = $1' USING 1; END$$;
+         CREATE FUNCTION nested() RETURNS void LANGUAGE sql AS 'SELECT in_plpgsql()';
+         CREATE PROCEDURE called() LANGUAGE plpgsql AS 'BEGIN PERFORM in_sql(); COMMIT; END';
+         CREATE FUNCTION by_trigger() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM parent WHERE id = 1; RETURN NEW; END';
+         CREATE TABLE other (id int); CREATE TRIGGER t AFTER INSERT ON other FOR EACH ROW EXECUTE FUNCTION by_trigger();
+         PREPARE prepared AS DELETE FROM parent WHERE id = 1",
+    );
+    for statement in [
+        "DELETE FROM parent WHERE id = 1",
+        "SELECT in_sql()",
+        "SELECT in_plpgsql()",
+        "SELECT dynamic()",
+        "SELECT nested()",
+        "CALL called()",
+        "DO 'BEGIN DELETE FROM parent WHERE id = 1; END'",
+        "EXECUTE prepared",
+        "INSERT INTO other VALUES (1)",
+        "WITH d AS (DELETE FROM parent WHERE id = 1 RETURNING 1) SELECT count(*) FROM d",
+    ] {
+        // The child was hidden before it came, and is there all the same.
+        db.run("INSERT INTO parent VALUES (1, now()), (2, '2020-01-01'); INSERT INTO child VALUES (1, 1, '2020-01-01'), (2, 2, now())");
+        db.run(statement);
+        db.run("SET pg_ttl_index.hide_expired = off");
+        assert_eq!(db.get("SELECT string_agg(id::text, ',') FROM child"), "2", "{statement}");
+        db.run("TRUNCATE parent, child; RESET pg_ttl_index.hide_expired");
+    }
+}
+
+#[test]
 fn room_is_made_in_the_tables_of_the_rule_alone() {
     let mut db = with("");
     let (owner, other) = (db.role("owner"), db.role("other"));

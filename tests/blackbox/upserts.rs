@@ -131,6 +131,60 @@ fn overlapping_spans_and_nulls_that_are_not_distinct_make_room_too() {
     }
 }
 
+/// Statements beside somebody who lets row 1 expire, or in a twin of the table deletes it.
+const BESIDE: [&str; 16] = [
+    "INSERT INTO t VALUES (1, 1, now(), 'new')",
+    "INSERT INTO t VALUES (9, 1, now(), 'other key')",
+    "INSERT INTO t VALUES (5, 5, now(), 'a'), (1, 1, now(), 'b'), (6, 6, now(), 'c')",
+    "INSERT INTO t VALUES (1, 1, now(), 'new') ON CONFLICT (id) DO UPDATE SET v = t.v || '+' || excluded.v",
+    "INSERT INTO t VALUES (9, 1, now(), 'new') ON CONFLICT (k) DO UPDATE SET v = t.v || '+' || excluded.v",
+    "INSERT INTO t VALUES (1, 7, now(), 'new'), (2, 8, now(), 'new') ON CONFLICT (id) DO UPDATE SET v = t.v || '+' || excluded.v, k = excluded.k",
+    "INSERT INTO t VALUES (1, 1, now(), 'new'), (2, 2, now(), 'new'), (7, 7, now(), 'new') ON CONFLICT DO NOTHING",
+    "INSERT INTO t VALUES (9, 1, now(), 'new') ON CONFLICT (k) DO NOTHING",
+    "INSERT INTO t SELECT id, k, now(), 'copied' FROM t WHERE id <= 2 ON CONFLICT (id) DO UPDATE SET v = excluded.v",
+    "MERGE INTO t USING (VALUES (1), (2), (8)) s (id) ON t.id = s.id WHEN MATCHED THEN UPDATE SET v = 'matched' WHEN NOT MATCHED THEN INSERT VALUES (s.id, s.id, now(), 'merged')",
+    "UPDATE t SET id = 1 WHERE id = 2",
+    "UPDATE t SET k = 1 WHERE id = 2",
+    "UPDATE t SET v = 'updated' WHERE id IN (1, 2)",
+    "DELETE FROM t WHERE id IN (1, 2)",
+    "SELECT id, k, v FROM t WHERE id = 1 FOR UPDATE",
+    "WITH w AS (DELETE FROM t WHERE id = 2 RETURNING *) INSERT INTO t SELECT 1, 1, now(), v FROM w",
+];
+
+#[test]
+fn beside_concurrent_writers_hidden_rows_are_as_if_deleted() {
+    for isolation in ["read committed", "repeatable read"] {
+        let mut db = with("CREATE SCHEMA gone; CREATE SCHEMA hidden");
+        for statement in BESIDE {
+            let mut outcomes = Vec::new();
+            for (schema, change) in [
+                ("gone", "DELETE FROM t WHERE id = 1"),
+                ("hidden", "UPDATE t SET at = '2020-01-01', v = 'dead' WHERE id = 1"),
+            ] {
+                let name = db.name.clone();
+                db.run(&format!(
+                    "DROP TABLE IF EXISTS {schema}.t; CREATE TABLE {schema}.t (id int PRIMARY KEY, k int UNIQUE, at timestamptz, v text);
+                     INSERT INTO {schema}.t SELECT i, i, now(), 'old' FROM generate_series(1, 3) i;
+                     ALTER DATABASE {name} SET search_path = {schema}, public;
+                     ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'"
+                ));
+                if schema == "hidden" {
+                    db.run("SELECT ttl_create_index('hidden.t', 'at', interval '1 hour', hide_expired => true)");
+                }
+                let mut blocker = db.session("postgres");
+                blocker.run(&format!("BEGIN; {change}"));
+                let result = run_behind(&db, blocker, statement).map_err(|error| error.code);
+                outcomes.push((result, db.get(&format!("SELECT id, k, v FROM {schema}.t ORDER BY id"))));
+            }
+            let is_refused = outcomes[1].0 == Err("40001".into());
+            assert!(
+                outcomes[0] == outcomes[1] || (isolation != "read committed" && is_refused),
+                "{isolation}: {statement}\n{outcomes:?}"
+            );
+        }
+    }
+}
+
 /// Some clients let rows on few keys expire, others write them; who writes and is told of success has written.
 #[test]
 fn no_upsert_on_a_hot_key_is_lost() {
