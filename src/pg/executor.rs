@@ -5,14 +5,21 @@ use super::plan::Tid;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::ptr;
+
+/// Whether a query of these relations passes over rows that the current role must not learn of.
+pub type IsRestricted = fn(&[Oid]) -> bool;
 
 /// Looks again at rows that a statement has done nothing about because they were in its way.
 pub type Recheck = fn(&[(Oid, Tid)]);
 
 struct Hooks {
     recheck: Recheck,
+    is_restricted: IsRestricted,
     start: pg_sys::ExecutorStart_hook_type,
     run: pg_sys::ExecutorRun_hook_type,
+    finish: pg_sys::ExecutorFinish_hook_type,
 }
 
 static HOOKS: once_cell::sync::OnceCell<Hooks> = once_cell::sync::OnceCell::new();
@@ -31,13 +38,16 @@ thread_local! {
     static IS_MOMENTARY: Cell<bool> = const { Cell::new(false) };
 }
 
-pub fn install(recheck: Recheck) {
+pub fn install(recheck: Recheck, is_restricted: IsRestricted) {
     // SAFETY: while the library is loaded, nothing runs; whoever was there before is called in turn.
     unsafe {
-        let hooks = Hooks { recheck, start: pg_sys::ExecutorStart_hook, run: pg_sys::ExecutorRun_hook };
+        let (start_hook, run_hook) = (pg_sys::ExecutorStart_hook, pg_sys::ExecutorRun_hook);
+        let hooks =
+            Hooks { recheck, is_restricted, start: start_hook, run: run_hook, finish: pg_sys::ExecutorFinish_hook };
         if HOOKS.set(hooks).is_ok() {
             pg_sys::ExecutorStart_hook = Some(start);
             pg_sys::ExecutorRun_hook = Some(run);
+            pg_sys::ExecutorFinish_hook = Some(finish);
         }
     }
 }
@@ -70,6 +80,14 @@ fn place() -> (i64, pg_sys::SubTransactionId) {
 unsafe extern "C-unwind" {
     /// PostgreSQL's own, called as they are: see `planner`.
     fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: i32);
+    fn standard_ExecutorFinish(query: *mut pg_sys::QueryDesc);
+    /// Calls a function for every part of a plan that is running.
+    #[cfg_attr(not(any(feature = "pg14", feature = "pg15")), link_name = "planstate_tree_walker_impl")]
+    fn planstate_tree_walker(
+        state: *mut pg_sys::PlanState,
+        walker: unsafe extern "C-unwind" fn(*mut pg_sys::PlanState, *mut c_void) -> bool,
+        context: *mut c_void,
+    ) -> bool;
     #[cfg(not(feature = "pg18"))]
     fn standard_ExecutorRun(
         query: *mut pg_sys::QueryDesc,
@@ -168,5 +186,41 @@ unsafe extern "C-unwind" fn end(depth: isize) {
         && let Some(hooks) = HOOKS.get()
     {
         (hooks.recheck)(&conflicts);
+    }
+}
+
+unsafe extern "C-unwind" fn finish(query: *mut pg_sys::QueryDesc) {
+    // SAFETY: called by PostgreSQL with a query that has run. No value here has a destructor.
+    unsafe {
+        HOOKS.get().and_then(|hooks| hooks.finish).unwrap_or(standard_ExecutorFinish)(query);
+        if (*query).instrument_options != 0 {
+            forget_counts(query);
+        }
+    }
+}
+
+/// How many rows a filter removed would tell whether a hidden one has a key: EXPLAIN ANALYZE does not get to know.
+#[pg_guard]
+unsafe extern "C-unwind" fn forget_counts(query: *mut pg_sys::QueryDesc) {
+    // SAFETY: a query that has run has a plan, and the state of it.
+    unsafe {
+        let relids: Vec<_> = elements((*(*query).plannedstmt).relationOids).iter().map(|cell| cell.oid_value).collect();
+        if HOOKS.get().is_some_and(|hooks| (hooks.is_restricted)(&relids)) {
+            forget_count((*query).planstate, ptr::null_mut());
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn forget_count(state: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
+    // SAFETY: null or a part of a plan that is running.
+    unsafe {
+        if state.is_null() {
+            return false;
+        }
+        if let Some(instrument) = (*state).instrument.as_mut() {
+            (instrument.nfiltered1, instrument.nfiltered2) = (0.0, 0.0);
+        }
+        pg_sys::ffi::pg_guard_ffi_boundary(|| planstate_tree_walker(state, forget_count, context))
     }
 }

@@ -47,7 +47,7 @@ thread_local! {
 pub fn install() {
     planner::install(decide, is_concerned);
     utility::install(is_restricted);
-    executor::install(recheck);
+    executor::install(recheck, passes_over_rows);
 }
 
 /// Whether there are hidden rows in this database at all.
@@ -60,13 +60,24 @@ fn decide(relid: Oid) -> Option<Decision> {
     let (table, refusal) = (hidden.tables.get(&relid)?, hidden.refusal);
     let wants_to_look = guc::shows_expired();
     if wants_to_look {
-        // Who may look is the session's role, in its own statements: a cached plan would not know.
+        // PostgreSQL's cache of plans would not know who looks.
         executor::use_plan_once();
-        if may_look(table) && access::is_sessions_own_role() {
+        if looks(table) {
             return Some(Decision { depends_on_role: true, condition: None, refusal });
         }
     }
     Some(Decision { depends_on_role: wants_to_look, condition: table.condition(relid), refusal })
+}
+
+/// Whether what is hidden in a table is shown now: to the session's role, in its own statements.
+fn looks(table: &Table) -> bool {
+    guc::shows_expired() && may_look(table) && access::is_sessions_own_role()
+}
+
+/// Whether queries of these relations pass over hidden rows.
+fn passes_over_rows(relids: &[Oid]) -> bool {
+    let hidden = hidden();
+    relids.iter().filter_map(|relid| hidden.tables.get(relid)).any(|table| !looks(table))
 }
 
 /// Looks again at live rows because of which a statement did nothing: had one expired by then, its write would be lost.

@@ -98,6 +98,29 @@ fn no_operator_of_postgresql_is_called_on_a_hidden_row() {
 }
 
 #[test]
+fn explain_does_not_count_hidden_rows() {
+    let mut db = with(
+        "CREATE TABLE t (token text PRIMARY KEY, at timestamptz NOT NULL); INSERT INTO t VALUES ('dead', '2020-01-01'), ('live', now());
+         SELECT ttl_create_index('t', 'at', 60, hide_expired => true)",
+    );
+    for query in [
+        "SELECT * FROM t WHERE token = 'dead'",
+        "SELECT count(*) FROM t x LEFT JOIN (SELECT * FROM t WHERE token < 'e') y ON true",
+        "UPDATE t SET at = now() WHERE token = 'dead'",
+    ] {
+        let [plan, shown] = ["", "SET pg_ttl_index.hide_expired = off; "].map(|setting| {
+            let plan = db.get(&format!("{setting}EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) {query}"));
+            db.run("RESET pg_ttl_index.hide_expired");
+            plan
+        });
+        assert!(!plan.contains("Removed"), "{plan}");
+        assert!(!shown.is_empty());
+    }
+    let plan = db.get("EXPLAIN (ANALYZE, FORMAT JSON) SELECT * FROM t WHERE token = 'dead'");
+    assert!(!plan.contains("\"Rows Removed by Filter\": 1"), "{plan}");
+}
+
+#[test]
 fn a_setting_of_the_caller_does_not_reach_into_functions_of_others() {
     let mut db = with("");
     let (owner, caller) = (db.role("owner"), db.role("caller"));
