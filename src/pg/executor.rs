@@ -28,6 +28,7 @@ static HOOKS: once_cell::sync::OnceCell<Hooks> = once_cell::sync::OnceCell::new(
 struct Running {
     transaction: i64,
     subtransaction: pg_sys::SubTransactionId,
+    has_conflict_clause: bool,
     does_nothing_on_conflict: bool,
     conflicts: Vec<(Oid, Tid)>,
 }
@@ -70,6 +71,20 @@ pub fn note_conflict(relid: Oid, tid: Tid) -> bool {
         }
         _ => false,
     })
+}
+
+/// Whether the statement that is running says what to do about rows in its way.
+pub fn has_conflict_clause() -> bool {
+    RUNNING.with_borrow(|running| running.last().is_some_and(|statement| statement.has_conflict_clause))
+}
+
+/// What the statement that is running is told apart by: its instant, its transaction, and what that has done before.
+pub fn statement() -> (i64, i64, pg_sys::CommandId) {
+    // SAFETY: reads the state of the transaction.
+    unsafe {
+        let command = pg_sys::GetCurrentCommandId(false);
+        (pg_sys::GetCurrentStatementStartTimestamp(), pg_sys::GetCurrentTransactionStartTimestamp(), command)
+    }
 }
 
 fn place() -> (i64, pg_sys::SubTransactionId) {
@@ -152,12 +167,23 @@ unsafe extern "C-unwind" fn begin(query: *mut pg_sys::QueryDesc) -> isize {
         }
         let (transaction, subtransaction) = place();
         let subplans = elements(plan.subplans).iter().map(|cell| cell.ptr_value.cast());
-        let does_nothing_on_conflict =
-            std::iter::once(plan.planTree.cast()).chain(subplans).any(|node| does_nothing(node));
+        let (mut has_conflict_clause, mut does_nothing_on_conflict) = (false, false);
+        for node in std::iter::once(plan.planTree.cast()).chain(subplans) {
+            let action = action_on_conflict(node);
+            has_conflict_clause |= action != pg_sys::OnConflictAction::ONCONFLICT_NONE;
+            does_nothing_on_conflict |= action == pg_sys::OnConflictAction::ONCONFLICT_NOTHING;
+        }
         RUNNING.with_borrow_mut(|running| {
             // Statements of an earlier transaction have failed.
             running.retain(|statement| statement.transaction == transaction);
-            running.push(Running { transaction, subtransaction, does_nothing_on_conflict, conflicts: Vec::new() });
+            let conflicts = Vec::new();
+            running.push(Running {
+                transaction,
+                subtransaction,
+                has_conflict_clause,
+                does_nothing_on_conflict,
+                conflicts,
+            });
             running.len() as isize - 1
         })
     }
@@ -165,12 +191,13 @@ unsafe extern "C-unwind" fn begin(query: *mut pg_sys::QueryDesc) -> isize {
 
 /// # Safety
 /// `node` is null or a plan.
-unsafe fn does_nothing(node: *mut pg_sys::Node) -> bool {
+unsafe fn action_on_conflict(node: *mut pg_sys::Node) -> pg_sys::OnConflictAction::Type {
     // SAFETY: the cast follows the node's tag.
     unsafe {
-        !node.is_null()
-            && (*node).type_ == pg_sys::NodeTag::T_ModifyTable
-            && (*node.cast::<pg_sys::ModifyTable>()).onConflictAction == pg_sys::OnConflictAction::ONCONFLICT_NOTHING
+        if node.is_null() || (*node).type_ != pg_sys::NodeTag::T_ModifyTable {
+            return pg_sys::OnConflictAction::ONCONFLICT_NONE;
+        }
+        (*node.cast::<pg_sys::ModifyTable>()).onConflictAction
     }
 }
 

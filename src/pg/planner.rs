@@ -73,6 +73,11 @@ impl Condition {
         }
     }
 
+    /// The memory it lives in.
+    pub(super) fn memory(&self) -> pg_sys::MemoryContext {
+        self.context
+    }
+
     /// The expression itself, about range table entry 1: not to be changed.
     pub(super) fn expression(&self) -> *mut pg_sys::Expr {
         self.node.cast()

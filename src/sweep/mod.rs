@@ -34,6 +34,7 @@ use pgrx::datum::datetime_support::clock_timestamp;
 pub use sandbox::is_under_way_in;
 use sandbox::{UnderWay, in_sandbox, lock_timeout};
 use scan::Scan;
+pub use scan::serving_index;
 use statement::Statements;
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -9,7 +9,7 @@ use super::PRESENT;
 use crate::cascade::{self, Change as Cascade};
 use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
-use crate::pg::conflict::{self, Constraint, Existing, Next, Outcome};
+use crate::pg::conflict::{self, Constraint, Existing, Next, Order, Outcome};
 use crate::pg::memo::Memo;
 use crate::pg::plan::{Places, Plan};
 use crate::pg::planner::{Condition, MARK};
@@ -18,6 +18,7 @@ use crate::pg::trigger::Change;
 use crate::pg::{access, executor, identity};
 use crate::sweep;
 use pgrx::pg_sys::{Datum, Oid};
+use std::cell::Cell;
 use std::rc::Rc;
 
 /// How room is made in a table.
@@ -28,6 +29,8 @@ struct Room {
     expired: Condition,
     constraints: Vec<Constraint>,
     way: Way,
+    /// Tells quickly that nothing has expired, if there is an index for it.
+    order: Option<Order>,
 }
 
 /// How an expired row is removed.
@@ -40,7 +43,15 @@ enum Way {
     Never,
 }
 
+/// For how many rows of a statement it is taken for granted that nothing in the table has expired, once that was seen. What
+/// others let expire meanwhile is as if they did so after this statement.
+const ROWS_AT_A_TIME: u32 = 100;
+
+/// For how many more rows of a statement nothing in a table has expired.
+type Clear = (Oid, (i64, i64, u32), u32);
+
 thread_local! {
+    static CLEAR: Cell<Option<Clear>> = const { Cell::new(None) };
     static ROOMS: Memo<(i64, Oid), Option<Room>> = Memo::new();
 }
 
@@ -49,6 +60,7 @@ pub fn made_room(change: &Change<'_>) -> Result<Datum, TtlError> {
     let rule_id = change.argument().and_then(|id| id.parse().ok()).ok_or(TtlError::NotOurTrigger)?;
     if !sweep::is_under_way_in(change.relid())
         && let Some(room) = room_in(rule_id, change.relid())?.as_ref()
+        && !room.is_clear(change)
     {
         for constraint in room.constraints.iter().filter(|constraint| constraint.concerns(change)) {
             let mut failure = None;
@@ -87,10 +99,31 @@ impl Room {
                 relid,
                 owner: rule.owner,
                 way: Way::of(rule, relid, &shape, &expired),
+                order: order_of(rule, relid)?,
                 expired: Condition::read(relid, &expired)?,
                 constraints: conflict::constraints(relid),
             })
         })
+    }
+
+    /// Whether nothing in the table has expired, so that nothing can be in the way of a row. A statement that would pass over a
+    /// row in its way, and lose its write, takes nothing for granted.
+    fn is_clear(&self, change: &Change<'_>) -> bool {
+        let Some(order) = &self.order else { return false };
+        if executor::has_conflict_clause() {
+            return false;
+        }
+        let statement = executor::statement();
+        let left = match CLEAR.get() {
+            Some((relid, same, left)) if relid == self.relid && same == statement => left,
+            _ => 0,
+        };
+        if left == 0 && !order.is_clear(change) {
+            return false;
+        }
+        let left = if left == 0 { ROWS_AT_A_TIME } else { left };
+        CLEAR.set(Some((self.relid, statement, left - 1)));
+        true
     }
 
     /// Sees to a row that is in the way of another.
@@ -130,6 +163,13 @@ impl Room {
             }
         }
     }
+}
+
+/// The index of the rule in a relation, if that has every row of the rule.
+fn order_of(rule: &Rule, relid: Oid) -> Result<Option<Order>, TtlError> {
+    let Some(index) = sweep::serving_index(rule, relid)? else { return Ok(None) };
+    let is_later = format!("{} OPERATOR(pg_catalog.>) {}", rule.expiry.compared(), rule.expiry.cutoff_at(PRESENT));
+    Ok(Order::by(index, Condition::read(relid, &is_later)?))
 }
 
 impl Way {
