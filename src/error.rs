@@ -61,6 +61,8 @@ pub enum TtlError {
     InfiniteInstant,
     #[error("the function is for triggers that pg_ttl_index makes")]
     NotOurTrigger,
+    #[error("a value is not of the type that a statement of pg_ttl_index needs")]
+    Mismatch,
     #[error("rows of table \"{0}\" are seen through its parent, too")]
     HiddenPart(String),
     #[error("hide_expired needs the library in every session")]
@@ -190,7 +192,7 @@ impl TtlError {
             Self::NotAnExpression(_) => Code::ERRCODE_SYNTAX_ERROR,
             Self::CannotCommit => Code::ERRCODE_INVALID_TRANSACTION_TERMINATION,
             Self::Volatile(_) | Self::NotImmutable => Code::ERRCODE_INVALID_OBJECT_DEFINITION,
-            Self::Spi(_) => Code::ERRCODE_INTERNAL_ERROR,
+            Self::Mismatch | Self::Spi(_) => Code::ERRCODE_INTERNAL_ERROR,
         }
     }
 

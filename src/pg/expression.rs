@@ -64,15 +64,9 @@ pub fn check(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked
         return Err(TtlError::Volatile(purpose));
     }
     // SAFETY: `node` is an analyzed expression.
-    let (type_oid, is_column) = unsafe { (pg_sys::exprType(node), (*node).type_ == pg_sys::NodeTag::T_Var) };
-    Ok(Checked {
-        sql: relation.deparse(node),
-        attnums,
-        immutable: !mutable,
-        type_oid,
-        is_column,
-        is_harmless: is_harmless(node),
-    })
+    let (type_oid, is_column, is_harmless) =
+        unsafe { (pg_sys::exprType(node), (*node).type_ == pg_sys::NodeTag::T_Var, is_harmless(node)) };
+    Ok(Checked { sql: relation.deparse(node), attnums, immutable: !mutable, type_oid, is_column, is_harmless })
 }
 
 /// Whether a text is no more than a name, or not even an expression: then it can only have been meant as a column's name.

@@ -50,8 +50,9 @@ impl Condition {
     pub fn read(relid: Oid, text: &str) -> Result<Self, TtlError> {
         let relation = Relation::open(relid);
         let node = analyze(&relation, text, Purpose::Filter, ptr::null_mut())?;
-        // What was harmless when it was registered need not be so for ever: a cast may have come.
-        if !is_harmless(node) {
+        // SAFETY: an analyzed expression. What was harmless when it was registered need not be so for ever: a cast may have
+        // come.
+        if unsafe { !is_harmless(node) } {
             return Err(TtlError::HiddenByCode);
         }
         // SAFETY: copies the expression into a context that lives as long as we do.

@@ -4,10 +4,11 @@ use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::pg::memo::Memo;
 use crate::pg::plan::Plan;
-use crate::pg::trigger::Change;
+use crate::pg::trigger::{Change, NewRow};
 use crate::sweep;
+use pgrx::datum::DatumWithOid;
 use pgrx::datum::datetime_support::clock_timestamp;
-use pgrx::pg_sys::{self, Datum, Oid};
+use pgrx::pg_sys::{self, Oid};
 use std::rc::Rc;
 
 /// What a row's clock is in, and how it is restarted.
@@ -26,18 +27,20 @@ thread_local! {
 
 /// The row as it is to be updated: with its clock restarted, unless the update sets it itself, or the row never expires.
 /// What a sweep does to a row is no use of it. A trigger whose rule is gone does nothing.
-pub fn touched(update: &Change<'_>) -> Result<Datum, TtlError> {
+pub fn touched<'a>(update: &'a Change<'_>) -> Result<NewRow<'a>, TtlError> {
     let rule_id = update.argument().and_then(|id| id.parse().ok()).filter(|_| update.is_update());
     let rule_id = rule_id.ok_or(TtlError::NotOurTrigger)?;
     if sweep::is_under_way_in(update.relid()) || super::is_setting(rule_id) {
         return Ok(update.row());
     }
     let touch = touch_of(rule_id, update.relid())?;
-    let fresh = touch.as_ref().as_ref().and_then(|touch| {
-        let column = update.column(&touch.column).filter(|column| column.type_oid == touch.type_oid)?;
-        Some((column, touch.restart(update.kept_value(column)?)?))
-    });
-    Ok(fresh.map_or_else(|| update.row(), |(column, value)| update.row_with(column, value)))
+    let Some(touch) = touch.as_ref() else { return Ok(update.row()) };
+    let column = update.column(&touch.column).filter(|column| column.type_oid == touch.type_oid);
+    let Some((column, value)) = column.and_then(|column| Some((column, update.kept_value(column)?))) else {
+        return Ok(update.row());
+    };
+    let arguments = [clock_timestamp().into(), value];
+    touch.restart(&arguments).map_or_else(|| Ok(update.row()), |fresh| update.row_with(column, &fresh))
 }
 
 /// How the rows of a rule are touched; `None` if it is not there any more, or has no clock. `relid` is the table that
@@ -76,14 +79,14 @@ impl Touch {
         Ok(Self { column: rule.name.clone(), type_oid: rule.type_oid, is_plain_instant, restart })
     }
 
-    /// The value that belongs into the column instead of `value`.
-    fn restart(&self, value: Datum) -> Option<Datum> {
-        let present = i64::from(clock_timestamp());
+    /// The value that belongs into the column, from the present and the one that is there.
+    fn restart<'a>(&self, arguments: &'a [DatumWithOid<'a>; 2]) -> Option<DatumWithOid<'a>> {
         // The usual kind of column needs no SQL for that.
         if self.is_plain_instant {
-            let is_finite = ![i64::MIN, i64::MAX].contains(&(value.value() as i64));
-            return is_finite.then(|| Datum::from(present));
+            let micros = arguments[1].datum().map(|value| value.sans_lifetime().value() as i64);
+            let is_endless = [i64::MIN, i64::MAX].map(Some).contains(&micros);
+            return (!is_endless).then(|| clock_timestamp().into());
         }
-        self.restart.value(&mut [Datum::from(present), value])
+        self.restart.value(arguments)
     }
 }

@@ -7,10 +7,10 @@ use crate::error::TtlError;
 use crate::pg::memo::Memo;
 use crate::pg::plan::Plan;
 use crate::pg::planner::MARK;
-use crate::pg::trigger::Change;
+use crate::pg::trigger::{Change, NewRow};
 use crate::pg::{access, identity, relation, spi};
 use crate::sweep;
-use pgrx::pg_sys::{self, Datum, Oid};
+use pgrx::pg_sys::{self, Oid};
 use std::rc::Rc;
 
 /// How room is made in a table.
@@ -31,7 +31,7 @@ thread_local! {
 }
 
 /// The row as it is to be written, when nothing that has expired is in its way any more.
-pub fn made_room(change: &Change<'_>) -> Result<Datum, TtlError> {
+pub fn made_room<'a>(change: &'a Change<'_>) -> Result<NewRow<'a>, TtlError> {
     let rule_id = change.argument().and_then(|id| id.parse().ok()).ok_or(TtlError::NotOurTrigger)?;
     if !sweep::is_under_way_in(change.relid())
         && let Some(room) = room_in(rule_id, change.relid())?.as_ref()
@@ -39,9 +39,7 @@ pub fn made_room(change: &Change<'_>) -> Result<Datum, TtlError> {
         let in_the_way = |clearing: &&Clearing| clearing.columns.as_ref().is_none_or(|columns| change.changes(columns));
         for clearing in room.clearings.iter().filter(in_the_way) {
             // As the owner, as a sweep would, and with the same condition.
-            identity::sandboxed_as(room.owner, || {
-                clearing.plan.call::<i32>(&mut [change.as_value(), change.old_place()])
-            });
+            identity::sandboxed_as(room.owner, || clearing.plan.call::<i32>(&[change.as_value(), change.old_place()]));
         }
     }
     Ok(change.row())
