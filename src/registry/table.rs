@@ -3,7 +3,7 @@
 use crate::catalog::Catalog;
 use crate::error::TtlError;
 use crate::pg::expression::{self, Purpose};
-use crate::pg::{access, board, identity, process, spi};
+use crate::pg::{access, board, identity, spi};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};
 
@@ -52,7 +52,7 @@ impl Table {
         // Checked before the lock, so that nobody can hold up a table of somebody else, and again after it.
         Self::describe(relid)?;
         // Who makes an index for the table holds that lock, and may be waiting for us. He begins again later.
-        board::builders_on(relid).into_iter().for_each(process::cancel);
+        board::cancel_builders_on(relid);
         access::lock_against_ddl(relid);
         Self::describe(relid)
     }

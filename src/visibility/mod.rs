@@ -11,7 +11,6 @@ use crate::pg::memo::Memo;
 use crate::pg::planner::{self, Condition, Decision};
 use crate::pg::transaction::Failure;
 use crate::pg::{access, identity, process, spi, utility};
-use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{InvalidOid, Oid};
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -30,8 +29,8 @@ struct Table {
     owner: Oid,
     /// What holds for its visible rows, as SQL.
     visible: String,
-    /// The same, read when it is first needed; `None` if it cannot be read.
-    condition: OnceCell<Option<Rc<Condition>>>,
+    /// The same, read when it is first needed.
+    condition: OnceCell<Rc<Condition>>,
 }
 
 thread_local! {
@@ -57,14 +56,11 @@ fn decide(relid: Oid) -> Option<Decision> {
         return Some(Decision { depends_on_role: true, condition: None });
     }
     let condition = table.condition.get_or_init(|| {
-        match identity::sandboxed_as(table.owner, || Condition::read(relid, &table.visible)) {
-            Ok(condition) => Some(Rc::new(condition)),
-            // A rule whose columns are gone hides nothing, as it removes nothing; its sweep says why.
-            Err(error) if error.code() == PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN => None,
-            Err(error) => Failure::from(error).raise(),
-        }
+        // A rule whose columns are gone was not even loaded: it hides nothing, as it removes nothing, and its sweep says why.
+        let read = identity::sandboxed_as(table.owner, || Condition::read(relid, &table.visible));
+        Rc::new(read.unwrap_or_else(|error| Failure::from(error).raise()))
     });
-    Some(Decision { depends_on_role: wants_to_look, condition: condition.clone() })
+    Some(Decision { depends_on_role: wants_to_look, condition: Some(Rc::clone(condition)) })
 }
 
 /// Whether a COPY by the current role must leave hidden rows out. A backup by those who may look does not.

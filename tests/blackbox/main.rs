@@ -3,6 +3,7 @@
 mod archive;
 mod bad_input;
 mod build;
+mod cancel;
 mod curtain;
 mod docs;
 mod dump;
