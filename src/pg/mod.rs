@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod board;
+pub mod citus;
 pub mod expression;
 pub mod identity;
 pub mod index;
@@ -15,6 +16,7 @@ pub mod relation;
 pub mod setting;
 pub mod spi;
 pub mod statement;
+pub mod storage;
 pub mod transaction;
 pub mod trigger;
 mod trust;

@@ -1,5 +1,6 @@
 //! Adds conditions to the tables of a query before it is planned, as row-level security does.
 
+use super::citus;
 use super::expression::{Purpose, Relation, analyze, elements};
 use super::trust::{is_harmless, query_may_tell};
 use crate::error::TtlError;
@@ -172,10 +173,12 @@ unsafe extern "C-unwind" fn planner(
 #[pg_guard]
 unsafe extern "C-unwind" fn prepare(query: *mut pg_sys::Query, text: *const c_char) -> bool {
     let Some(hooks) = HOOKS.get() else { return false };
-    let mut walk = Walk { decide: hooks.decide, depends_on_role: false, may_tell: None, top: query };
+    let mut walk =
+        Walk { decide: hooks.decide, depends_on_role: false, may_tell: None, top: query, is_left_to_citus: false };
     // SAFETY: as the hook was called.
     unsafe {
         if !IS_ASKING.get() && !is_exempt(query, text) && asking(hooks.is_concerned) {
+            walk.is_left_to_citus = asking(|| citus::is_concerned(query));
             walk.query(query);
         }
     }
@@ -259,6 +262,9 @@ struct Walk {
     /// The whole query, and whether something in it may tell of rows, once that is known.
     top: *mut pg_sys::Query,
     may_tell: Option<bool>,
+    /// Whether the query is about a table of Citus, too: the parts of it that read other tables come by here once more, each as a
+    /// query of its own. What an INSERT does about conflicts does not.
+    is_left_to_citus: bool,
 }
 
 impl Walk {
@@ -279,7 +285,7 @@ impl Walk {
                     _ => {}
                 }
             }
-            if !conditions.is_empty() {
+            if !conditions.is_empty() && !self.is_left_to_citus {
                 let top = self.top;
                 let may_tell = *self.may_tell.get_or_insert_with(|| query_may_tell(top, true));
                 add(query, &conditions, may_tell);

@@ -4,7 +4,7 @@ use super::table::{Subject, Table};
 use crate::catalog::RuleIndex;
 use crate::error::TtlError;
 use crate::pg::index::{self, Wanted};
-use crate::pg::{access, identity, relation, spi};
+use crate::pg::{access, identity, relation, spi, storage};
 use crate::rule::{Expiry, IndexMethod, Options};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};
@@ -67,6 +67,7 @@ pub fn ensure(
     let suffix = if subject.attnum.is_some() { subject.name.as_str() } else { "expr" };
     let name = index::free_name(table.namespace, &table.name, suffix);
     if options.concurrently {
+        storage::check_concurrent_index(table.relid)?;
         if !access::may_create_in(&table.schema, access::current_role()) {
             return Err(TtlError::SchemaPermission(table.schema.clone()));
         }

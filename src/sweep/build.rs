@@ -10,7 +10,7 @@ use crate::pg::index::{self, Wanted};
 use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Lock};
 use crate::pg::transaction::{Failure, Scope};
-use crate::pg::{access, spi, statement};
+use crate::pg::{access, spi, statement, storage};
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::pg_sys::Oid;
 use pgrx::spi::quote_identifier;
@@ -33,6 +33,8 @@ pub fn run(catalog: &Catalog, rule: &Rule) -> Result<bool, Failure> {
         is_building: true,
         ..Progress::default()
     });
+    // The table may have become another's since the rule was registered.
+    SCOPE.attempt(|| storage::check(rule.relid).and_then(|()| storage::check_concurrent_index(rule.relid)))?;
     let predicate = SCOPE.attempt(|| in_sandbox(rule, || predicate(rule)))?;
     let build = Build { rule, predicate };
     let relids = SCOPE.attempt(|| if rule.is_partitioned { leaf::all(rule) } else { Ok(vec![rule.relid]) })?;

@@ -10,7 +10,7 @@ use crate::guc;
 use crate::pg::memo::Memo;
 use crate::pg::planner::{self, Condition, Decision};
 use crate::pg::transaction::Failure;
-use crate::pg::{access, identity, process, spi, utility};
+use crate::pg::{access, citus, identity, process, spi, utility};
 use pgrx::pg_sys::{InvalidOid, Oid};
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -93,8 +93,11 @@ fn load() -> Result<(Vec<Oid>, Hidden), TtlError> {
         Some(catalog) => catalog?,
     };
     let mut tables: HashMap<Oid, Table> = HashMap::new();
+    let mut about = vec![catalog.relid];
     for (rule, relids) in catalog.hidden_rules()? {
-        for relid in relids {
+        about.extend(&relids);
+        // The rows of a table of Citus are not here, and no condition on them can be.
+        for relid in relids.into_iter().filter(|relid| !citus::is_distributed(*relid)) {
             let visible = visible(&rule);
             tables
                 .entry(relid)
@@ -102,8 +105,6 @@ fn load() -> Result<(Vec<Oid>, Hidden), TtlError> {
                 .or_insert_with(|| Table { owner: rule.owner, visible, condition: OnceCell::new() });
         }
     }
-    let mut about = vec![catalog.relid];
-    about.extend(tables.keys());
     Ok((about, Hidden(tables)))
 }
 

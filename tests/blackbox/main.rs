@@ -14,6 +14,7 @@ mod hidden;
 mod hook;
 mod index;
 mod names;
+mod neighbours;
 mod obstacles;
 mod options;
 mod pace;
