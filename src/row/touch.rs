@@ -4,6 +4,7 @@ use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::pg::memo::Memo;
 use crate::pg::plan::Plan;
+use crate::pg::relation;
 use crate::pg::trigger::{Change, NewRow};
 use crate::sweep;
 use pgrx::datum::DatumWithOid;
@@ -22,7 +23,7 @@ struct Touch {
 }
 
 thread_local! {
-    static TOUCHES: Memo<i64, Option<Touch>> = Memo::new();
+    static TOUCHES: Memo<(i64, Oid), Option<Touch>> = Memo::new();
 }
 
 /// The row as it is to be updated: with its clock restarted, unless the update sets it itself, or the row never expires.
@@ -43,16 +44,18 @@ pub fn touched<'a>(update: &'a Change<'_>) -> Result<NewRow<'a>, TtlError> {
     touch.restart(&arguments).map_or_else(|| Ok(update.row()), |fresh| update.row_with(column, &fresh))
 }
 
-/// How the rows of a rule are touched; `None` if it is not there any more, or has no clock. `relid` is the table that
+/// How the rows of a rule are touched; `None` if it is not there any more, or has no clock, or is not about the relation that
 /// asks.
 fn touch_of(rule_id: i64, relid: Oid) -> Result<Rc<Option<Touch>>, TtlError> {
-    TOUCHES.with(|memo| match memo.get(&rule_id) {
+    TOUCHES.with(|memo| match memo.get(&(rule_id, relid)) {
         Some(touch) => Ok(touch),
-        None => memo.remember(&rule_id, || {
+        None => memo.remember(&(rule_id, relid), || {
             let catalog = Catalog::open()?;
             let rule = catalog.rule_with_id(rule_id)?;
-            let relid = rule.as_ref().map_or(relid, |rule| rule.relid);
-            Ok((vec![relid, catalog.relid], rule.and_then(|rule| Touch::of(&rule).ok())))
+            let about = vec![catalog.relid, relid, rule.as_ref().map_or(relid, |rule| rule.relid)];
+            // Anybody who may make triggers on a table can give them any number.
+            let rule = rule.filter(|rule| relation::tree(rule.relid).contains(&relid));
+            Ok((about, rule.and_then(|rule| Touch::of(&rule).ok())))
         }),
     })
 }

@@ -25,6 +25,7 @@ mod preview;
 mod purge;
 mod races;
 mod registration;
+mod roles;
 mod room;
 mod rows;
 mod schedule;
