@@ -46,6 +46,9 @@ pub fn ensure(
     if method == IndexMethod::None {
         return Ok(None);
     }
+    if options.concurrently {
+        storage::check_concurrent_index(table.relid)?;
+    }
     let serving = identity::sandboxed_as(table.owner, || {
         index::serving(&Wanted {
             relid: table.relid,
@@ -67,7 +70,6 @@ pub fn ensure(
     let suffix = if subject.attnum.is_some() { subject.name.as_str() } else { "expr" };
     let name = index::free_name(table.namespace, &table.name, suffix);
     if options.concurrently {
-        storage::check_concurrent_index(table.relid)?;
         if !access::may_create_in(&table.schema, access::current_role()) {
             return Err(TtlError::SchemaPermission(table.schema.clone()));
         }
@@ -101,6 +103,5 @@ pub fn drop(table: &Table, index: &RuleIndex) -> Result<(), TtlError> {
 }
 
 fn name_of(oid: Oid) -> Result<String, TtlError> {
-    let names = spi::query("SELECT relname::text FROM pg_class WHERE oid = $1", &[oid.into()], |row| row.get(1))?;
-    Ok(names.into_iter().next().flatten().unwrap_or_default())
+    access::relation_name(oid).ok_or(TtlError::UnknownTable(oid.to_u32()))
 }

@@ -217,6 +217,8 @@ fn the_index_of_a_hypertable_is_not_made_concurrently() {
     let mut db = with(&[TIMESCALEDB, HYPERTABLE]);
     let error = db.error("SELECT ttl_create_index('hyper', 'at', 60, concurrently => true)");
     assert_eq!((error.code.as_str(), error.hint.is_empty()), ("0A000", false));
+    db.run("CREATE INDEX ON hyper (at)");
+    assert_eq!(db.error("SELECT ttl_create_index('hyper', 'at', 60, concurrently => true)").code, "0A000");
     db.run("SELECT ttl_create_index('two', 'at', 60, concurrently => true)");
     // Nor is that of a table which has become one since.
     db.run(
