@@ -21,8 +21,10 @@ pub enum TtlError {
     NotOwner(String),
     #[error("TTL rules on temporary tables are not supported")]
     TemporaryTable,
-    #[error("rows of {0} are not in a heap of its own")]
-    NotAHeap(String),
+    #[error("rows of {name} are not in a heap of its own: it {reason}")]
+    NotAHeap { name: String, reason: String },
+    #[error("the index of hypertable \"{0}\" cannot be made concurrently")]
+    ConcurrentHypertable(String),
     #[error("column \"{column}\" of relation \"{table}\" does not exist")]
     UnknownColumn { table: String, column: String },
     #[error("column \"{column}\" of type {data_type} cannot expire")]
@@ -61,6 +63,8 @@ pub enum TtlError {
     InfiniteInstant,
     #[error("the function is for triggers that pg_ttl_index makes")]
     NotOurTrigger,
+    #[error("a value is not of the type that a statement of pg_ttl_index needs")]
+    Mismatch,
     #[error("rows of table \"{0}\" are seen through its parent, too")]
     HiddenPart(String),
     #[error("{} key value violates {} constraint \"{constraint}\"", if *is_exclusion { "conflicting" } else { "duplicate" }, if *is_exclusion { "exclusion" } else { "unique" })]
@@ -164,7 +168,8 @@ impl TtlError {
             | Self::ArchiveOwner(_)
             | Self::HookPermission(_) => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
             Self::TemporaryTable
-            | Self::NotAHeap(_)
+            | Self::NotAHeap { .. }
+            | Self::ConcurrentHypertable(_)
             | Self::Subquery(_)
             | Self::WholeRow(_)
             | Self::NotWritable(_)
@@ -199,7 +204,7 @@ impl TtlError {
             Self::NotAnExpression(_) => Code::ERRCODE_SYNTAX_ERROR,
             Self::CannotCommit => Code::ERRCODE_INVALID_TRANSACTION_TERMINATION,
             Self::Volatile(_) | Self::NotImmutable => Code::ERRCODE_INVALID_OBJECT_DEFINITION,
-            Self::Spi(_) => Code::ERRCODE_INTERNAL_ERROR,
+            Self::Mismatch | Self::Spi(_) => Code::ERRCODE_INTERNAL_ERROR,
         }
     }
 
@@ -256,7 +261,8 @@ impl TtlError {
             Self::IsPurge { .. } => Some("Change purge_after of the other rule.".into()),
             Self::NotATable { .. } => Some("TTL rules stand on tables and partitioned tables.".into()),
             Self::TemporaryTable => Some("A temporary table is invisible to the background worker.".into()),
-            Self::NotAHeap(_) => Some(
+            Self::ConcurrentHypertable(_) => Some("TimescaleDB makes those of its chunks at once; leave out concurrently.".into()),
+            Self::NotAHeap { .. } => Some(
                 "Foreign tables, other table access methods, distributed tables and compressed chunks cannot be swept row by row."
                     .into(),
             ),

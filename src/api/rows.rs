@@ -144,15 +144,15 @@ fn ttl_disable_touch(
 /// The trigger behind `ttl_enable_touch`; its argument is the number of a rule. Declared in `sql/rows.sql`.
 #[pg_guard]
 #[unsafe(no_mangle)]
-pub extern "C-unwind" fn ttl_touch_row(call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    trigger::answer(call, row::touched)
+pub extern "C-unwind" fn ttl_touch_row(call: trigger::Call<'_>) -> pg_sys::Datum {
+    call.answer(row::touched)
 }
 
 /// The trigger of a table with hidden rows; its argument is the number of a rule. Declared in `sql/rows.sql`.
 #[pg_guard]
 #[unsafe(no_mangle)]
-pub extern "C-unwind" fn ttl_make_room(call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    trigger::answer(call, visibility::made_room)
+pub extern "C-unwind" fn ttl_make_room(call: trigger::Call<'_>) -> pg_sys::Datum {
+    call.answer(visibility::made_room)
 }
 
 /// Fails a statement that would do nothing about a hidden row in its way. Put into statements when they are planned.

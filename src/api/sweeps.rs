@@ -84,7 +84,7 @@ fn ttl_sweep(
     table_name: Option<Regclass>,
     max_rows: Option<i64>,
     max_time: Option<Interval>,
-    call: pg_sys::FunctionCallInfo,
+    call: procedure::Call<'_>,
 ) -> Result<(), ErrorReport> {
     refuse_if_read_only("CALL ttl_sweep()");
     let relid = table_name.map(|table| registry::owned_table(table.0)).transpose()?;
@@ -97,8 +97,7 @@ fn ttl_sweep(
         Some(_) => return Err(TtlError::from(Invalid::Limit("max_time")).into()),
     };
     let limits = Limits { rows: max_rows, time };
-    let swept =
-        procedure::with_commits(call, || Ok(manual::sweep(relid, Trigger::Procedure, Scope::Procedure, limits)))?;
+    let swept = call.with_commits(|| Ok(manual::sweep(relid, Trigger::Procedure, Scope::Procedure, limits)))?;
     swept?;
     Ok(())
 }

@@ -119,10 +119,12 @@ pub fn ttl_run_window(
     Ok(TableIterator::new(opening.map(|opening| (opening.is_open, opening.until))))
 }
 
-/// When a rule with times of its own is due next, as far as the worker knows.
+/// When a rule with times of its own is due next, as far as the worker knows, for a caller who may see it.
 #[pg_extern(stable)]
-pub fn ttl_next_due(rule_id: i64) -> Option<TimestampWithTimeZone> {
-    board::due(rule_id).and_then(|at| TimestampWithTimeZone::try_from(at).ok())
+pub fn ttl_next_due(rule_id: i64) -> Result<Option<TimestampWithTimeZone>, ErrorReport> {
+    let Some(at) = board::due(rule_id) else { return Ok(None) };
+    let is_visible = Catalog::open()?.visible_rules()?.contains(&rule_id);
+    Ok(TimestampWithTimeZone::try_from(at).ok().filter(|_| is_visible))
 }
 
 /// When the worker of this database begins its next pass.

@@ -10,7 +10,7 @@ pub use rules::{Definition, RuleIndex, StoredRule};
 pub use sweepable::{Broken, Claim, Rule};
 
 use crate::error::TtlError;
-use crate::pg::{identity, spi};
+use crate::pg::{citus, identity, spi};
 use crate::rule::{Expiry, Options, Source};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::quote_literal;
@@ -65,6 +65,6 @@ impl Catalog {
     /// Intervals in results are in the style that [`crate::rule::Ttl`] reads.
     pub fn with_rights<R>(&self, work: impl FnOnce() -> R) -> R {
         let style = [(c"IntervalStyle", c"postgres_verbose")];
-        identity::with_rights_of(self.owner, || identity::with_settings(&style, work))
+        identity::with_rights_of(self.owner, || identity::with_settings(&style, || citus::seeing_shards(work)))
     }
 }

@@ -1,5 +1,6 @@
 //! Shared memory: which processes sweep, and how far they are. There is some only if the library was preloaded.
 
+use super::process;
 use once_cell::sync::OnceCell;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
@@ -207,12 +208,20 @@ pub fn report(progress: Progress) {
     }
 }
 
-/// The processes that are making indexes of a table in this database.
-pub fn builders_on(relid: Oid) -> Vec<i32> {
+/// Has the processes that are making indexes of a table in this database end that.
+pub fn cancel_builders_on(relid: Oid) {
+    if !is_preloaded() {
+        return;
+    }
     // SAFETY: a backend-local value.
     let database = unsafe { pg_sys::MyDatabaseId.to_u32() };
-    let is_one = |sweep: &Progress| sweep.is_building && sweep.database == database && sweep.relid == relid.to_u32();
-    sweeps().into_iter().filter(is_one).map(|sweep| sweep.pid).collect()
+    let is_one = |sweep: &&Progress| {
+        sweep.pid != 0 && sweep.is_building && sweep.database == database && sweep.relid == relid.to_u32()
+    };
+    // A process takes its work off the board before it exits, and needs the lock for that: while we hold it, the process is
+    // still there, and at that work.
+    let board = BOARD.share();
+    board.sweeps.iter().filter(is_one).for_each(|sweep| process::cancel(sweep.pid));
 }
 
 /// Shows no more of a sweep of this process.

@@ -1,10 +1,11 @@
 //! Expressions over the row of one table: checked, printed in canonical form, followed through renames.
 
 use super::identity::{with_pinned_search_path, with_settings};
+use super::transaction::{is_interrupt, subtransaction};
 use super::trust::is_harmless;
 use crate::error::TtlError;
 use pgrx::pg_sys::panic::CaughtError;
-use pgrx::{PgTryBuilder, pg_sys};
+use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -47,8 +48,9 @@ impl fmt::Display for Purpose {
 /// Checks an expression as its author wrote it, names resolved in the search path in force.
 pub fn check(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked, TtlError> {
     let relation = Relation::open(relid);
-    let node = analyze(&relation, text, purpose, ptr::null_mut())?;
-    let attnums = attnums(node);
+    let node = analyze(&relation, text, purpose, None)?;
+    // SAFETY: `node` is an analyzed expression.
+    let attnums = unsafe { attnums(node) };
     if attnums.iter().any(|attnum| *attnum <= 0) {
         return Err(TtlError::WholeRow(purpose));
     }
@@ -63,33 +65,35 @@ pub fn check(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked
     if volatile {
         return Err(TtlError::Volatile(purpose));
     }
-    // SAFETY: `node` is an analyzed expression.
-    let (type_oid, is_column) = unsafe { (pg_sys::exprType(node), (*node).type_ == pg_sys::NodeTag::T_Var) };
-    Ok(Checked {
-        sql: relation.deparse(node),
-        attnums,
-        immutable: !mutable,
-        type_oid,
-        is_column,
-        is_harmless: is_harmless(node),
-    })
+    // SAFETY: `node` is an analyzed expression over this relation.
+    unsafe {
+        Ok(Checked {
+            sql: relation.deparse(node),
+            attnums,
+            immutable: !mutable,
+            type_oid: pg_sys::exprType(node),
+            is_column: (*node).type_ == pg_sys::NodeTag::T_Var,
+            is_harmless: is_harmless(node),
+        })
+    }
 }
 
 /// Whether a text is no more than a name, or not even an expression: then it can only have been meant as a column's name.
 pub fn is_name(text: &str) -> bool {
-    let is_name = PgTryBuilder::new(|| {
+    let is_name = subtransaction(|| {
         // SAFETY: within a transaction; the node is valid.
-        unsafe { parse(text, Purpose::Value).map_or(true, |node| (*node).type_ == pg_sys::NodeTag::T_ColumnRef) }
+        unsafe { Ok((*parse(text, Purpose::Value)?).type_ == pg_sys::NodeTag::T_ColumnRef) }
     });
-    is_name.catch_others(|_| true).execute()
+    is_name.unwrap_or(true)
 }
 
 /// The expression `text`, in which columns have the names they had in `known` (attribute number, name), with the names
 /// they have now. Parsing may run user code (a domain check inside a literal): call this as the table's owner.
 pub fn rename_columns(relid: pg_sys::Oid, text: &str, known: &[(i16, String)]) -> Result<String, TtlError> {
     let relation = Relation::open(relid);
-    let node = analyze(&relation, text, Purpose::Value, relation.alias(known))?;
-    Ok(relation.deparse(node))
+    let node = analyze(&relation, text, Purpose::Value, Some(known))?;
+    // SAFETY: `node` is an analyzed expression over this relation.
+    Ok(unsafe { relation.deparse(node) })
 }
 
 /// A relation held open, with the lock kept to the end of the transaction.
@@ -101,11 +105,13 @@ impl Relation {
         Self(unsafe { pg_sys::relation_open(relid, pg_sys::AccessShareLock as pg_sys::LOCKMODE) })
     }
 
-    fn deparse(&self, node: *mut pg_sys::Node) -> String {
+    /// # Safety
+    /// `node` is an analyzed expression over this relation alone.
+    unsafe fn deparse(&self, node: *mut pg_sys::Node) -> String {
         // Constants are printed as they are read again, whatever the session prefers.
         let settings = [(c"DateStyle", c"ISO, YMD"), (c"IntervalStyle", c"postgres"), (c"extra_float_digits", c"1")];
         let print = || {
-            // SAFETY: `node` is an analyzed expression over this open relation alone, as its first range table entry.
+            // SAFETY: as promised by the caller; the relation is open, and is its first range table entry.
             unsafe {
                 let name = (*(*self.0).rd_rel).relname.data.as_ptr();
                 let context = pg_sys::deparse_context_for(name, (*self.0).rd_id);
@@ -145,7 +151,7 @@ impl Drop for Relation {
 
 /// The condition as the planner wants it to compare predicates: simplified, a list of ANDed clauses.
 pub(super) fn clauses(relation: &Relation, condition: &str) -> Result<*mut pg_sys::List, TtlError> {
-    let node = analyze(relation, condition, Purpose::Filter, ptr::null_mut())?;
+    let node = analyze(relation, condition, Purpose::Filter, None)?;
     // SAFETY: `node` is an analyzed boolean expression.
     unsafe {
         let simplified = pg_sys::eval_const_expressions(ptr::null_mut(), node);
@@ -153,17 +159,18 @@ pub(super) fn clauses(relation: &Relation, condition: &str) -> Result<*mut pg_sy
     }
 }
 
-/// Parse analysis. PostgreSQL's own complaints come back as [`TtlError::Expression`], without their cursor position: it
-/// would point into the statement of our caller. The caller must let the error end the transaction or subtransaction.
+/// Parse analysis, under the names that columns had in `known`, if it is given. PostgreSQL's own complaints are raised again as
+/// [`TtlError::Expression`], without their cursor position: it would point into the statement of our caller. They do not come
+/// back as values, because nobody may go on before the (sub)transaction they happened in is rolled back.
 pub(super) fn analyze(
     relation: &Relation,
     text: &str,
     purpose: Purpose,
-    alias: *mut pg_sys::Alias,
+    known: Option<&[(i16, String)]>,
 ) -> Result<*mut pg_sys::Node, TtlError> {
+    let alias = AssertUnwindSafe(known.map_or(ptr::null_mut(), |known| relation.alias(known)));
     let relation = AssertUnwindSafe(relation.0);
-    let alias = AssertUnwindSafe(alias);
-    PgTryBuilder::new(|| {
+    let analyzed = PgTryBuilder::new(|| {
         // SAFETY: relation and alias outlive the call, and the parse state is used for this one expression.
         unsafe {
             let raw = parse(text, purpose)?;
@@ -180,12 +187,21 @@ pub(super) fn analyze(
         }
     })
     .catch_others(|error| match error {
-        CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => {
-            Err(TtlError::Expression { purpose, code: report.sql_error_code(), message: report.message().into() })
+        CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) if !is_interrupt(&report) => {
+            let code = match report.sql_error_code() {
+                // User code that raises the code of a cancel must not pass for one, which handlers of errors let through.
+                PgSqlErrorCode::ERRCODE_QUERY_CANCELED => PgSqlErrorCode::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION,
+                code => code,
+            };
+            Err(TtlError::Expression { purpose, code, message: report.message().into() })
         }
-        panic => panic.rethrow(),
+        interrupt_or_panic => interrupt_or_panic.rethrow(),
     })
-    .execute()
+    .execute();
+    match analyzed {
+        Err(error @ TtlError::Expression { .. }) => error.raise(),
+        analyzed => analyzed,
+    }
 }
 
 /// The raw parse tree of exactly one expression: anything that ends it and begins another clause is refused.
@@ -246,9 +262,11 @@ unsafe fn is_star(node: *mut pg_sys::Node) -> bool {
     }
 }
 
-fn attnums(node: *mut pg_sys::Node) -> Vec<i16> {
+/// # Safety
+/// `node` is an analyzed expression over range table entry 1.
+unsafe fn attnums(node: *mut pg_sys::Node) -> Vec<i16> {
     let mut found = Vec::new();
-    // SAFETY: `node` is an analyzed expression over range table entry 1; the set is palloc'd by PostgreSQL.
+    // SAFETY: as promised by the caller; the set is palloc'd by PostgreSQL.
     unsafe {
         let mut set = ptr::null_mut();
         pg_sys::pull_varattnos(node, 1, &mut set);
@@ -307,13 +325,14 @@ mod tests {
         assert_eq!(renamed.unwrap(), "((name2 > 1) AND (id = 'x'::text))");
         let passed_on = rename_columns(relid, "id > 1", &[(2, "id".into())]);
         assert_eq!(passed_on.unwrap(), "(name2 > 1)", "another column has the name now");
-        assert!(rename_columns(relid, "name2 > 1", &[(2, "id".into())]).is_err(), "not a name the filter could know");
+        let unknown = subtransaction(|| rename_columns(relid, "name2 > 1", &[(2, "id".into())]));
+        assert!(unknown.is_err(), "not a name the filter could know");
     }
 
     #[pg_test]
     fn what_postgres_says_of_a_bad_filter_keeps_its_sqlstate() {
-        let error = check(table(), "nowhere > 1", Purpose::Filter).err().unwrap();
-        assert_eq!(error.code(), pgrx::PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN);
-        assert_eq!(error.to_string(), "invalid filter: column \"nowhere\" does not exist");
+        let relid = table();
+        let failure = subtransaction(|| check(relid, "nowhere > 1", Purpose::Filter)).err().unwrap();
+        assert_eq!(failure.to_string(), "42703: invalid filter: column \"nowhere\" does not exist");
     }
 }

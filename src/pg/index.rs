@@ -24,7 +24,7 @@ pub struct Wanted<'a> {
 /// The first index, in PostgreSQL's own order, that serves.
 pub fn serving(wanted: &Wanted<'_>) -> Result<Option<pg_sys::Oid>, TtlError> {
     let relation = Relation::open(wanted.relid);
-    let key = analyze(&relation, wanted.key, Purpose::Value, ptr::null_mut())?;
+    let key = analyze(&relation, wanted.key, Purpose::Value, None)?;
     let condition = wanted.condition.map_or(Ok(ptr::null_mut()), |text| clauses(&relation, text))?;
     let guarantee = wanted.guarantee.map_or(Ok(ptr::null_mut()), |text| clauses(&relation, text))?;
     // SAFETY: the relation is open, so its list of indexes is valid and their locks keep them in place.
@@ -54,7 +54,7 @@ pub struct Equivalent {
 /// so defined, and what is left of attempts to make them.
 pub fn equivalents(wanted: &Wanted<'_>) -> Result<Vec<Equivalent>, TtlError> {
     let relation = Relation::open(wanted.relid);
-    let key = analyze(&relation, wanted.key, Purpose::Value, ptr::null_mut())?;
+    let key = analyze(&relation, wanted.key, Purpose::Value, None)?;
     let predicate = wanted.condition.map_or(Ok(ptr::null_mut()), |text| clauses(&relation, text))?;
     let mut found = Vec::new();
     // SAFETY: as in `serving`. Invalid indexes are in the list, too.
@@ -113,18 +113,26 @@ impl Index {
     }
 
     /// Usable, and on what is wanted.
-    fn fits(&self, wanted: &Wanted<'_>, key: *mut pg_sys::Node) -> bool {
-        // SAFETY: the index is open.
-        let form = unsafe { &*(*self.0).rd_index };
-        form.indisvalid
-            && form.indisready
-            && form.indislive
-            && (!wanted.at_once || self.is_usable_at_once())
-            && self.is_on(wanted, key)
+    ///
+    /// # Safety
+    /// `key` is an analyzed expression over the table of this index.
+    unsafe fn fits(&self, wanted: &Wanted<'_>, key: *mut pg_sys::Node) -> bool {
+        // SAFETY: the index is open; otherwise as promised by the caller.
+        unsafe {
+            let form = &*(*self.0).rd_index;
+            form.indisvalid
+                && form.indisready
+                && form.indislive
+                && (!wanted.at_once || self.is_usable_at_once())
+                && self.is_on(wanted, key)
+        }
     }
 
     /// Of the wanted method, the key first, in the order its type has by default.
-    fn is_on(&self, wanted: &Wanted<'_>, key: *mut pg_sys::Node) -> bool {
+    ///
+    /// # Safety
+    /// `key` is an analyzed expression over the table of this index.
+    unsafe fn is_on(&self, wanted: &Wanted<'_>, key: *mut pg_sys::Node) -> bool {
         let Ok(method) = CString::new(wanted.method) else { return false };
         // SAFETY: the index is open, and an index has at least one key column.
         unsafe {

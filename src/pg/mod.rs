@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod board;
+pub mod citus;
 pub mod conflict;
 pub mod executor;
 pub mod expression;
@@ -18,6 +19,7 @@ pub mod relation;
 pub mod setting;
 pub mod spi;
 pub mod statement;
+pub mod storage;
 pub mod transaction;
 pub mod trigger;
 mod trust;

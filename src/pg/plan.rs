@@ -1,16 +1,20 @@
 //! Statements planned once, under settings that then need not be in force while they run.
 
 use super::planner;
+use crate::error::TtlError;
+use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::spi::Spi;
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_char};
 use std::iter::Peekable;
 use std::slice::Iter;
 
 /// A prepared statement that keeps the plan it got when it was made, whatever its parameters.
 pub struct Plan {
     statement: pg_sys::SPIPlanPtr,
+    /// The types of its parameters.
+    parameters: Vec<pg_sys::Oid>,
     /// Whether it is one of the engine's, which sees what is hidden.
     is_engine: bool,
 }
@@ -67,7 +71,7 @@ impl Plan {
                 let plan = pg_sys::SPI_prepare_cursor(sql.as_ptr(), count, parameters.as_mut_ptr(), options);
                 pg_sys::SPI_keepplan(plan);
                 let is_engine = sql.to_bytes().starts_with(planner::MARK.as_bytes());
-                let kept = Self { statement: plan, is_engine };
+                let kept = Self { statement: plan, parameters: parameters.to_vec(), is_engine };
                 kept.make();
                 kept
             }
@@ -93,7 +97,7 @@ impl Plan {
     /// Runs a statement, and tells how many rows it found or changed.
     pub fn run(&self, places: Places<'_>) -> usize {
         Spi::connect(|_| {
-            let mut nobody = Collector::receiver(ignore);
+            let mut nobody = pg_sys::DestReceiver { rStartup: Some(start), ..Collector::receiver(ignore) };
             // SAFETY: within an SPI connection; the receiver outlives the call.
             unsafe {
                 self.execute(places, 0, &mut nobody);
@@ -139,10 +143,15 @@ impl Plan {
     /// it since, or is about to, the heap says so.
     pub fn delete(&self, places: Places<'_>, relid: pg_sys::Oid, wanted: &[Tid]) -> Vec<Tid> {
         Spi::connect(|_| {
-            // SAFETY: within an SPI connection; the caller has locked the relation, and the deleter begins with a receiver
-            // and outlives the call.
+            // SAFETY: within an SPI connection; the relation is one that its lock and its access method allow to delete from,
+            // and the deleter begins with a receiver and outlives the call.
             unsafe {
                 let relation = pg_sys::relation_open(relid, pg_sys::NoLock as pg_sys::LOCKMODE);
+                let lock = pg_sys::RowExclusiveLock as pg_sys::LOCKMODE;
+                let is_heap = (*(*relation).rd_rel).relam == pg_sys::HEAP_TABLE_AM_OID;
+                if !is_heap || !pg_sys::CheckRelationLockedByMe(relation, lock, true) {
+                    TtlError::Mismatch.raise();
+                }
                 pg_sys::CheckCmdReplicaIdentity(relation, pg_sys::CmdType::CMD_DELETE);
                 let mut deleter = Deleter {
                     receiver: Collector::receiver(delete),
@@ -161,51 +170,72 @@ impl Plan {
 
     /// Runs a statement with these arguments, as the session has it, and tells how many rows it found or changed; the
     /// first column of the first row is what it found. It sees all that this transaction did before.
-    pub fn call<T: FromDatum + IntoDatum>(&self, arguments: &mut [pg_sys::Datum]) -> (usize, Option<T>) {
+    pub fn call<T: Scalar>(&self, arguments: &[DatumWithOid<'_>]) -> (usize, Option<T>) {
+        let (mut values, nulls) = self.values_of(arguments);
         Spi::connect(|_| {
-            // SAFETY: within an SPI connection; the statement was planned for as many arguments of these types. A result
-            // has at least one column.
+            // SAFETY: within an SPI connection, with as many arguments as the statement was planned for, of these types. A
+            // result has at least one column, which is read as what it is, and outlives the connection as it is a scalar.
             unsafe {
                 if self.is_engine {
                     self.make();
                 }
-                pg_sys::SPI_execute_plan(self.statement, arguments.as_mut_ptr(), std::ptr::null(), false, 0);
+                pg_sys::SPI_execute_plan(self.statement, values.as_mut_ptr(), nulls.as_ptr(), false, 0);
                 let (count, table) = (pg_sys::SPI_processed as usize, pg_sys::SPI_tuptable);
                 if table.is_null() || count == 0 {
                     return (count, None);
                 }
                 let mut is_null = false;
                 let datum = pg_sys::SPI_getbinval(*(*table).vals, (*table).tupdesc, 1, &mut is_null);
-                (count, T::from_datum(datum, is_null))
+                let found = T::try_from_datum(datum, is_null, pg_sys::SPI_gettypeid((*table).tupdesc, 1));
+                (count, found.unwrap_or_else(|_| TtlError::Mismatch.raise()))
             }
         })
     }
 
     /// Runs a query with these arguments, and takes the first column of its first row, copied to where the caller's
     /// values are.
-    pub fn value(&self, arguments: &mut [pg_sys::Datum]) -> Option<pg_sys::Datum> {
+    pub fn value<'a>(&self, arguments: &'a [DatumWithOid<'a>]) -> Option<DatumWithOid<'a>> {
+        let (mut values, nulls) = self.values_of(arguments);
         Spi::connect(|_| {
-            // SAFETY: within an SPI connection; the statement was planned for as many arguments of these types. A result
-            // has at least one column.
+            // SAFETY: within an SPI connection, with as many arguments as the statement was planned for, of these types. A
+            // result has at least one column, whose value keeps its type and is copied out of the connection.
             unsafe {
-                pg_sys::SPI_execute_plan(self.statement, arguments.as_mut_ptr(), std::ptr::null(), true, 1);
-                if pg_sys::SPI_processed == 0 {
+                pg_sys::SPI_execute_plan(self.statement, values.as_mut_ptr(), nulls.as_ptr(), true, 1);
+                if pg_sys::SPI_processed == 0 || pg_sys::SPI_tuptable.is_null() {
                     return None;
                 }
                 let table = &*pg_sys::SPI_tuptable;
                 let (mut is_null, mut length, mut by_value) = (false, 0, false);
                 let datum = pg_sys::SPI_getbinval(*table.vals, table.tupdesc, 1, &mut is_null);
-                pg_sys::get_typlenbyval(pg_sys::SPI_gettypeid(table.tupdesc, 1), &mut length, &mut by_value);
-                (!is_null).then(|| pg_sys::SPI_datumTransfer(datum, by_value, length.into()))
+                let type_oid = pg_sys::SPI_gettypeid(table.tupdesc, 1);
+                pg_sys::get_typlenbyval(type_oid, &mut length, &mut by_value);
+                let copy = || pg_sys::SPI_datumTransfer(datum, by_value, length.into());
+                (!is_null).then(|| DatumWithOid::new(copy(), type_oid))
             }
         })
+    }
+
+    /// The arguments as PostgreSQL takes them, and which are null, if they are of the types that the statement was planned for.
+    fn values_of(&self, arguments: &[DatumWithOid<'_>]) -> (Vec<pg_sys::Datum>, Vec<c_char>) {
+        self.check_types(arguments.iter().map(DatumWithOid::oid));
+        let value = |argument: &DatumWithOid<'_>| argument.datum().map(pgrx::datum::Datum::sans_lifetime);
+        let is_null = |argument: &DatumWithOid<'_>| if argument.datum().is_some() { b' ' } else { b'n' } as c_char;
+        let values = arguments.iter().map(|argument| value(argument).unwrap_or(pg_sys::Datum::null())).collect();
+        (values, arguments.iter().map(is_null).collect())
+    }
+
+    /// A statement reads its arguments as what it was planned for, whatever they are.
+    fn check_types(&self, given: impl Iterator<Item = pg_sys::Oid>) {
+        if !given.eq(self.parameters.iter().copied()) {
+            TtlError::Mismatch.raise();
+        }
     }
 
     /// Each execution has a new snapshot, sees what this transaction did before, and assigns no transaction id unless
     /// it writes.
     ///
     /// # Safety
-    /// There is an SPI connection, `places` is what the statement was planned for, and `dest` is a receiver.
+    /// There is an SPI connection, and `dest` is a receiver or null.
     unsafe fn execute(&self, places: Places<'_>, limit: usize, dest: *mut pg_sys::DestReceiver) {
         let pointer = |tid: &Tid| pg_sys::Datum::from(std::ptr::from_ref(tid));
         let values = match places {
@@ -215,14 +245,19 @@ impl Plan {
                 vec![(pg_sys::TIDOID, pointer(first)), (pg_sys::TIDOID, pointer(last))]
             }
         };
-        // SAFETY: as promised by the caller; a parameter list has room for as many as it was made for.
+        self.check_types(values.iter().map(|(type_oid, _)| *type_oid));
+        // SAFETY: as promised by the caller; a parameter list has room for as many as it was made for. There is none for a
+        // statement without parameters: other planners take an empty one for one that they can look into.
         unsafe {
             if self.is_engine {
                 self.make();
             }
-            let params = pg_sys::makeParamList(values.len() as i32);
-            for (param, (ptype, value)) in (*params).params.as_mut_slice(values.len()).iter_mut().zip(values) {
-                *param = pg_sys::ParamExternData { value, isnull: false, pflags: 0, ptype };
+            let mut params = std::ptr::null_mut();
+            if !values.is_empty() {
+                params = pg_sys::makeParamList(values.len() as i32);
+                for (param, (ptype, value)) in (*params).params.as_mut_slice(values.len()).iter_mut().zip(values) {
+                    *param = pg_sys::ParamExternData { value, isnull: false, pflags: 0, ptype };
+                }
             }
             let tcount = limit as u64;
             let options = pg_sys::SPIExecuteOptions { params, tcount, dest, ..pg_sys::SPIExecuteOptions::default() };
@@ -230,6 +265,13 @@ impl Plan {
         }
     }
 }
+
+/// A value that is all in itself, and not in memory that a statement frees.
+pub trait Scalar: FromDatum + IntoDatum {}
+
+impl Scalar for bool {}
+impl Scalar for i32 {}
+impl Scalar for f64 {}
 
 impl Drop for Plan {
     /// Also while unwinding: a kept plan outlives the transaction, so its abort does not free it.
@@ -315,7 +357,7 @@ impl Collector {
     fn receiver(receive: Receive) -> pg_sys::DestReceiver {
         pg_sys::DestReceiver {
             receiveSlot: Some(receive),
-            rStartup: Some(start),
+            rStartup: Some(start_with_places),
             rShutdown: Some(end),
             rDestroy: Some(end),
             mydest: pg_sys::CommandDest::DestNone,
@@ -391,6 +433,19 @@ unsafe extern "C-unwind" fn receive(slot: *mut pg_sys::TupleTableSlot, receiver:
         }
     }
     true
+}
+
+/// Called before the first row: what reads a `ctid` from each must find one there.
+#[pg_guard]
+unsafe extern "C-unwind" fn start_with_places(
+    _receiver: *mut pg_sys::DestReceiver,
+    _operation: i32,
+    columns: pg_sys::TupleDesc,
+) {
+    // SAFETY: the rows to come have these columns.
+    if unsafe { pg_sys::SPI_gettypeid(columns, 1) } != pg_sys::TIDOID {
+        TtlError::Mismatch.raise();
+    }
 }
 
 unsafe extern "C-unwind" fn start(_receiver: *mut pg_sys::DestReceiver, _operation: i32, _type: pg_sys::TupleDesc) {}

@@ -1,5 +1,6 @@
 //! Adds conditions to the tables of a query before it is planned, as row-level security does.
 
+use super::citus;
 use super::expression::{Purpose, Relation, analyze, elements};
 use super::reference;
 use super::trust::{is_harmless, query_may_tell};
@@ -52,9 +53,10 @@ impl Condition {
     /// Reads a condition on the rows of a relation.
     pub fn read(relid: Oid, text: &str) -> Result<Self, TtlError> {
         let relation = Relation::open(relid);
-        let node = analyze(&relation, text, Purpose::Filter, ptr::null_mut())?;
-        // What was harmless when it was registered need not be so for ever: a cast may have come.
-        if !is_harmless(node) {
+        let node = analyze(&relation, text, Purpose::Filter, None)?;
+        // SAFETY: an analyzed expression. What was harmless when it was registered need not be so for ever: a cast may have
+        // come.
+        if unsafe { !is_harmless(node) } {
             return Err(TtlError::HiddenByCode);
         }
         // SAFETY: copies the expression into a context that lives as long as we do.
@@ -184,12 +186,14 @@ unsafe extern "C-unwind" fn planner(
 #[pg_guard]
 unsafe extern "C-unwind" fn prepare(query: *mut pg_sys::Query, text: *const c_char) -> bool {
     let Some(hooks) = HOOKS.get() else { return false };
-    let mut walk = Walk { decide: hooks.decide, depends_on_role: false, may_tell: None, top: query };
+    let mut walk =
+        Walk { decide: hooks.decide, depends_on_role: false, may_tell: None, top: query, is_left_to_citus: false };
     // SAFETY: as the hook was called.
     unsafe {
         if IS_ASKING.get() {
             reference::learn();
         } else if asking(hooks.is_concerned) && !is_exempt(query, text) {
+            walk.is_left_to_citus = asking(|| citus::is_concerned(query));
             walk.query(query);
         }
     }
@@ -252,6 +256,9 @@ struct Walk {
     /// The whole query, and whether something in it may tell of rows, once that is known.
     top: *mut pg_sys::Query,
     may_tell: Option<bool>,
+    /// Whether the query is about a table of Citus, too: the parts of it that read other tables come by here once more, each as a
+    /// query of its own. What an INSERT does about conflicts does not.
+    is_left_to_citus: bool,
 }
 
 impl Walk {
@@ -272,7 +279,7 @@ impl Walk {
                     _ => {}
                 }
             }
-            if !conditions.is_empty() {
+            if !conditions.is_empty() && !self.is_left_to_citus {
                 let top = self.top;
                 let may_tell = *self.may_tell.get_or_insert_with(|| query_may_tell(top, true));
                 add(query, &conditions, may_tell);

@@ -33,8 +33,8 @@ unsafe extern "C" {
     fn kill(pid: i32, signal: i32) -> i32;
 }
 
-/// Has another process of this server end what it is doing.
-pub fn cancel(pid: i32) {
+/// Has another process of this server end what it is doing. The caller knows that it still is one.
+pub(super) fn cancel(pid: i32) {
     // SAFETY: a signal that every process of the server has a handler for.
     unsafe { kill(pid, pg_sys::SIGINT as i32) };
 }

@@ -2,6 +2,7 @@
 
 use super::expression::elements;
 use super::spi;
+use super::storage::{self, Kept};
 use pgrx::pg_sys;
 use pgrx::spi::quote_qualified_identifier;
 use std::ffi::CStr;
@@ -16,6 +17,7 @@ pub struct Shape {
     ancestors: Vec<pg_sys::Oid>,
     owner: pg_sys::Oid,
     is_heap: bool,
+    kept: Option<Kept>,
     has_triggers: bool,
     /// Whether a DELETE does more than remove rows, or not all of them: by a trigger, a rule or a policy.
     has_side_effects: bool,
@@ -40,7 +42,7 @@ impl Shape {
 
     /// Whether its rows are in a heap of its own.
     pub fn is_heap(&self) -> bool {
-        self.is_heap
+        self.is_heap && self.kept.is_none_or(|kept| kept.obstacle().is_none())
     }
 
     /// Whether it has triggers, those of foreign keys included.
@@ -50,7 +52,7 @@ impl Shape {
 
     /// Whether a row can be removed from the heap and nobody would have had anything to say about it.
     pub fn is_plain(&self) -> bool {
-        !self.has_side_effects
+        !self.has_side_effects && self.kept.is_none()
     }
 }
 
@@ -195,6 +197,8 @@ pub fn lock(relid: pg_sys::Oid, lock: Lock) -> Option<Shape> {
             ancestors: ancestors(relid, form.relispartition),
             owner: form.relowner,
             is_heap: form.relam == pg_sys::HEAP_TABLE_AM_OID,
+            // With the lock held nobody can compress or distribute it any more.
+            kept: storage::kept(relid).unwrap_or_else(|error| error.raise()),
             has_triggers: form.relhastriggers,
             has_side_effects: has_delete_triggers(relation) || form.relhasrules || form.relforcerowsecurity,
             columns,

@@ -2,7 +2,7 @@
 
 use crate::error::TtlError;
 use crate::guc;
-use pgrx::pg_sys::panic::{CaughtError, ErrorReport};
+use pgrx::pg_sys::panic::{CaughtError, ErrorReport, ErrorReportWithLevel};
 use pgrx::{PgSqlErrorCode, PgTryBuilder, function_name, pg_sys};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -10,6 +10,11 @@ use std::ptr;
 
 /// The function of PostgreSQL that raises the error of a cancel or timeout.
 const CANCELLED_IN: &str = "ProcessInterrupts";
+
+/// Whether an error is no error of what was running: somebody, or a timeout, had it end.
+pub(super) fn is_interrupt(report: &ErrorReportWithLevel) -> bool {
+    report.function_name() == Some(CANCELLED_IN)
+}
 
 /// Why an attempt came to nothing.
 #[derive(Clone, Debug, PartialEq)]
@@ -184,8 +189,7 @@ pub(super) fn catch<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, 
     .catch_others(|error| match error {
         CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => {
             let code = report.sql_error_code();
-            let is_cancel =
-                code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED && report.function_name() == Some(CANCELLED_IN);
+            let is_cancel = code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED && is_interrupt(&report);
             Err(Failure { code, message: cut(report.message().into()), is_cancel })
         }
         CaughtError::RustPanic { ereport, .. } => {

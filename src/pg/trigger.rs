@@ -2,8 +2,10 @@
 
 use super::plan::Tid;
 use crate::error::TtlError;
+use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::ffi::{CStr, CString};
+use std::marker::PhantomData;
 
 unsafe extern "C-unwind" {
     /// Whether two values are the same, byte by byte, however they are stored.
@@ -20,26 +22,30 @@ pub struct Column {
     pub type_oid: Oid,
 }
 
-/// The answer of a trigger that is fired before a row is inserted or updated: the row that `work` makes of it. `call` is the
-/// call that PostgreSQL made.
-pub fn answer(call: pg_sys::FunctionCallInfo, work: fn(&Change<'_>) -> Result<Datum, TtlError>) -> Datum {
-    // SAFETY: as the function was called.
-    let change = unsafe { Change::of(call) };
-    match change.ok_or(TtlError::NotOurTrigger).and_then(|change| work(&change)) {
-        Ok(row) => row,
-        Err(error) => error.raise(),
+/// A call of a function in C. Only PostgreSQL makes one: it is the argument that such a function is called with.
+#[repr(transparent)]
+pub struct Call<'a>(&'a pg_sys::FunctionCallInfoBaseData);
+
+/// The row that a trigger has PostgreSQL write.
+pub struct NewRow<'a>(Datum, PhantomData<&'a pg_sys::TriggerData>);
+
+impl Call<'_> {
+    /// The answer of a trigger that is fired before a row is inserted or updated: the row that `work` makes of it.
+    pub fn answer(self, work: for<'c> fn(&'c Change<'_>) -> Result<NewRow<'c>, TtlError>) -> Datum {
+        let change = Change::of(self).ok_or(TtlError::NotOurTrigger);
+        match change.and_then(|change| work(&change).map(|row| row.0)) {
+            Ok(row) => row,
+            Err(error) => error.raise(),
+        }
     }
 }
 
-impl Change<'_> {
+impl<'a> Change<'a> {
     /// `None` if the function was called in any other way.
-    ///
-    /// # Safety
-    /// `call` is the call we are in.
-    unsafe fn of(call: pg_sys::FunctionCallInfo) -> Option<Self> {
+    fn of(call: Call<'a>) -> Option<Self> {
         // SAFETY: the cast follows a check of the node's tag.
         unsafe {
-            let context = (*call).context.cast::<pg_sys::TriggerData>();
+            let context = call.0.context.cast::<pg_sys::TriggerData>();
             if context.is_null() || (*context).type_ != pg_sys::NodeTag::T_TriggerData {
                 return None;
             }
@@ -103,7 +109,7 @@ impl Change<'_> {
     }
 
     /// The column's value, if there is one and the update leaves it as it is.
-    pub fn kept_value(&self, column: Column) -> Option<Datum> {
+    pub fn kept_value(&self, column: Column) -> Option<DatumWithOid<'_>> {
         if !self.is_update() {
             return None;
         }
@@ -119,14 +125,16 @@ impl Change<'_> {
             let is_same = |old, new, by_value, length: i16| {
                 pg_sys::ffi::pg_guard_ffi_boundary(|| datum_image_eq(old, new, by_value, length.into()))
             };
-            pg_sys::get_typlenbyval(column.type_oid, &mut length, &mut by_value);
-            new.filter(|new| old.is_some_and(|old| is_same(old, *new, by_value, length)))
+            let type_oid = pg_sys::SPI_gettypeid(descriptor, column.attnum);
+            pg_sys::get_typlenbyval(type_oid, &mut length, &mut by_value);
+            let kept = new.filter(|new| old.is_some_and(|old| is_same(old, *new, by_value, length)));
+            kept.map(|value| DatumWithOid::new(value, type_oid))
         }
     }
 
     /// The row as it is to be written.
-    pub fn row(&self) -> Datum {
-        Datum::from(self.tuple())
+    pub fn row(&self) -> NewRow<'_> {
+        NewRow(Datum::from(self.tuple()), PhantomData)
     }
 
     /// The same in a slot.
@@ -145,12 +153,19 @@ impl Change<'_> {
     }
 
     /// That row with another value, of the column's type.
-    pub fn row_with(&self, column: Column, value: Datum) -> Datum {
-        let (mut attnum, mut value, mut is_null) = (column.attnum, value, false);
-        // SAFETY: the new version of the row has the relation's columns, and the copy has one other value.
-        Datum::from(unsafe {
+    pub fn row_with(&self, column: Column, value: &DatumWithOid<'_>) -> Result<NewRow<'_>, TtlError> {
+        let datum = value.datum().map(pgrx::datum::Datum::sans_lifetime);
+        let (mut attnum, mut is_null) = (column.attnum, datum.is_none());
+        let mut datum = datum.unwrap_or(Datum::null());
+        // SAFETY: the new version of the row has the relation's columns, and the copy has one other value, of its type.
+        unsafe {
             let (row, descriptor) = (self.tuple(), (*self.0.tg_relation).rd_att);
-            pg_sys::heap_modify_tuple_by_cols(row, descriptor, 1, &raw mut attnum, &raw mut value, &raw mut is_null)
-        })
+            if pg_sys::SPI_gettypeid(descriptor, attnum) != value.oid() {
+                return Err(TtlError::Mismatch);
+            }
+            let (attnum, datum, is_null) = (&raw mut attnum, &raw mut datum, &raw mut is_null);
+            let row = pg_sys::heap_modify_tuple_by_cols(row, descriptor, 1, attnum, datum, is_null);
+            Ok(NewRow(Datum::from(row), PhantomData))
+        }
     }
 }

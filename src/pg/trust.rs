@@ -8,8 +8,11 @@ use std::ptr;
 
 /// Whether an expression can run in anybody's query: it calls nothing but functions of PostgreSQL's own, immutable and of
 /// types of its own, and ours. Others may call code of users: by a type, by a name in a text, by a cast that is to come.
-pub fn is_harmless(node: *mut pg_sys::Node) -> bool {
-    // SAFETY: `node` is an analyzed expression.
+///
+/// # Safety
+/// `node` is an analyzed expression.
+pub unsafe fn is_harmless(node: *mut pg_sys::Node) -> bool {
+    // SAFETY: as promised by the caller.
     unsafe { !may_harm(node, ptr::null_mut()) }
 }
 

@@ -4,7 +4,7 @@ use super::table::{Subject, Table};
 use crate::catalog::RuleIndex;
 use crate::error::TtlError;
 use crate::pg::index::{self, Wanted};
-use crate::pg::{access, identity, relation, spi};
+use crate::pg::{access, identity, relation, spi, storage};
 use crate::rule::{Expiry, IndexMethod, Options};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};
@@ -45,6 +45,9 @@ pub fn ensure(
     let method = options.index_method;
     if method == IndexMethod::None {
         return Ok(None);
+    }
+    if options.concurrently {
+        storage::check_concurrent_index(table.relid)?;
     }
     let serving = identity::sandboxed_as(table.owner, || {
         index::serving(&Wanted {
@@ -100,6 +103,5 @@ pub fn drop(table: &Table, index: &RuleIndex) -> Result<(), TtlError> {
 }
 
 fn name_of(oid: Oid) -> Result<String, TtlError> {
-    let names = spi::query("SELECT relname::text FROM pg_class WHERE oid = $1", &[oid.into()], |row| row.get(1))?;
-    Ok(names.into_iter().next().flatten().unwrap_or_default())
+    access::relation_name(oid).ok_or(TtlError::UnknownTable(oid.to_u32()))
 }

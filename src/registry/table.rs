@@ -3,7 +3,7 @@
 use crate::catalog::Catalog;
 use crate::error::TtlError;
 use crate::pg::expression::{self, Purpose};
-use crate::pg::{access, board, identity, process, spi};
+use crate::pg::{access, board, citus, identity, spi, storage};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};
 
@@ -52,15 +52,16 @@ impl Table {
         // Checked before the lock, so that nobody can hold up a table of somebody else, and again after it.
         Self::describe(relid)?;
         // Who makes an index for the table holds that lock, and may be waiting for us. He begins again later.
-        board::builders_on(relid).into_iter().for_each(process::cancel);
+        board::cancel_builders_on(relid);
         access::lock_against_ddl(relid);
         Self::describe(relid)
     }
 
     /// The table, if the caller may rule it.
     pub fn describe(relid: Oid) -> Result<Self, TtlError> {
-        let found = spi::query(
-            "SELECT c.relnamespace, n.nspname::text, c.relname::text, c.relowner, c.relkind::text,
+        let look = || {
+            spi::query(
+                "SELECT c.relnamespace, n.nspname::text, c.relname::text, c.relowner, c.relkind::text,
                     pg_has_role(c.relowner, 'USAGE'),
                     c.relpersistence = 't',
                     n.nspname IN ('pg_catalog', 'information_schema', 'pg_toast') OR EXISTS (
@@ -69,20 +70,22 @@ impl Table {
                           AND d.refclassid = 'pg_extension'::regclass AND e.extname = 'pg_ttl_index')
              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
              WHERE c.oid = $1",
-            &[relid.into()],
-            |row| {
-                let table = Self {
-                    relid,
-                    namespace: row.get(1)?.unwrap_or_default(),
-                    schema: row.get(2)?.unwrap_or_default(),
-                    name: row.get(3)?.unwrap_or_default(),
-                    owner: row.get(4)?.unwrap_or_default(),
-                    is_partitioned: row.get::<String>(5)?.as_deref() == Some("p"),
-                };
-                let flag = |column| Ok::<_, pgrx::spi::Error>(row.get(column)?.unwrap_or(false));
-                Ok((table, row.get::<String>(5)?.unwrap_or_default(), flag(6)?, flag(7)?, flag(8)?))
-            },
-        )?;
+                &[relid.into()],
+                |row| {
+                    let table = Self {
+                        relid,
+                        namespace: row.get(1)?.unwrap_or_default(),
+                        schema: row.get(2)?.unwrap_or_default(),
+                        name: row.get(3)?.unwrap_or_default(),
+                        owner: row.get(4)?.unwrap_or_default(),
+                        is_partitioned: row.get::<String>(5)?.as_deref() == Some("p"),
+                    };
+                    let flag = |column| Ok::<_, pgrx::spi::Error>(row.get(column)?.unwrap_or(false));
+                    Ok((table, row.get::<String>(5)?.unwrap_or_default(), flag(6)?, flag(7)?, flag(8)?))
+                },
+            )
+        };
+        let found = citus::seeing_shards(look)?;
         let Some((table, kind, owned, temporary, system)) = found.into_iter().next() else {
             return Err(TtlError::UnknownTable(relid.to_u32()));
         };
@@ -104,44 +107,7 @@ impl Table {
     /// Refuses a table with rows that are not in a heap of its own, or of a partition's own: there a `ctid` names other
     /// rows than it seems to.
     pub fn check_storage(&self) -> Result<(), TtlError> {
-        let elsewhere = spi::query(
-            "WITH RECURSIVE tree (relid) AS (
-                 SELECT $1 UNION ALL SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.relid)
-             SELECT format('%I.%I', n.nspname, c.relname)
-             FROM tree
-             JOIN pg_class c ON c.oid = tree.relid
-             JOIN pg_namespace n ON n.oid = c.relnamespace
-             LEFT JOIN pg_am am ON am.oid = c.relam
-             WHERE c.relkind = 'f' OR am.amname <> 'heap'
-             LIMIT 1",
-            &[self.relid.into()],
-            |row| Ok(row.get(1)?.unwrap_or_default()),
-        )?;
-        match elsewhere.into_iter().next() {
-            Some(name) => Err(TtlError::NotAHeap(name)),
-            None => self.check_distribution(),
-        }
-    }
-
-    /// Citus keeps the rows of its tables in shards, and TimescaleDB those of compressed chunks in other tables.
-    fn check_distribution(&self) -> Result<(), TtlError> {
-        for (catalog, sql) in [
-            ("pg_catalog.pg_dist_partition", "SELECT FROM pg_catalog.pg_dist_partition WHERE logicalrelid = $1"),
-            (
-                "_timescaledb_catalog.chunk",
-                "SELECT FROM _timescaledb_catalog.chunk k
-                 JOIN _timescaledb_catalog.hypertable h ON h.id = k.hypertable_id
-                 WHERE k.compressed_chunk_id IS NOT NULL
-                   AND $1 IN (to_regclass(format('%I.%I', h.schema_name, h.table_name)),
-                              to_regclass(format('%I.%I', k.schema_name, k.table_name)))",
-            ),
-        ] {
-            let there = spi::query("SELECT to_regclass($1) IS NOT NULL", &[catalog.into()], |row| row.get(1))?;
-            if there == [Some(true)] && spi::execute(sql, &[self.relid.into()])? > 0 {
-                return Err(TtlError::NotAHeap(self.qualified_name()));
-            }
-        }
-        Ok(())
+        storage::check_tree(self.relid)
     }
 
     pub fn qualified_name(&self) -> String {

@@ -16,9 +16,8 @@ use crate::pg::{access, identity};
 use crate::rule::Ttl;
 use key::KeyColumn;
 use pgrx::datum::datetime_support::clock_timestamp;
-use pgrx::datum::{Interval, TimestampWithTimeZone};
-use pgrx::pg_sys::{self, Datum, Oid};
-use pgrx::prelude::*;
+use pgrx::datum::{DatumWithOid, Interval, TimestampWithTimeZone};
+use pgrx::pg_sys::{self, Oid};
 use statement::Statements;
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
@@ -98,11 +97,11 @@ thread_local! {
 pub fn get(row: &Row<'_>) -> Result<f64, TtlError> {
     const GONE: f64 = -2.0;
     let prepared = prepared(row, Operation::Get)?;
-    let mut arguments = prepared.arguments(row, &[])?;
+    let arguments = prepared.arguments(row, vec![])?;
     let seconds = match &prepared.owner {
-        Some(owner) if !owner.finds(&mut arguments) => None,
-        Some(owner) => owner.run(|| prepared.plan.call(&mut arguments)).1,
-        None => prepared.plan.call(&mut arguments).1,
+        Some(owner) if !owner.finds(&arguments) => None,
+        Some(owner) => owner.run(|| prepared.plan.call(&arguments)).1,
+        None => prepared.plan.call(&arguments).1,
     };
     Ok(seconds.unwrap_or(GONE))
 }
@@ -112,8 +111,8 @@ pub fn set(row: &Row<'_>, ttl: Interval, mode: Mode) -> Result<bool, TtlError> {
     let ttl = Ttl::new(ttl.months(), ttl.days(), ttl.micros())?;
     let (months, days, micros) = ttl.fields();
     let parts = [Interval::new(months, days, 0), Interval::new(0, 0, micros)];
-    let arguments: Vec<_> = parts.into_iter().flatten().filter_map(IntoDatum::into_datum).collect();
-    change(row, Operation::Set(mode), &arguments)
+    let arguments = parts.into_iter().flatten().map(DatumWithOid::from).collect();
+    change(row, Operation::Set(mode), arguments)
 }
 
 /// Has the row expire at an instant.
@@ -121,29 +120,29 @@ pub fn expire_at(row: &Row<'_>, instant: TimestampWithTimeZone, mode: Mode) -> R
     if instant.is_neg_infinity() || instant.is_infinity() {
         return Err(TtlError::InfiniteInstant);
     }
-    change(row, Operation::ExpireAt(mode), &[Datum::from(i64::from(instant))])
+    change(row, Operation::ExpireAt(mode), vec![instant.into()])
 }
 
 /// Restarts the row's clock.
 pub fn touch(row: &Row<'_>) -> Result<bool, TtlError> {
-    change(row, Operation::Touch, &[])
+    change(row, Operation::Touch, vec![])
 }
 
 /// Has the row never expire.
 pub fn persist(row: &Row<'_>) -> Result<bool, TtlError> {
-    change(row, Operation::Persist, &[])
+    change(row, Operation::Persist, vec![])
 }
 
-fn change(row: &Row<'_>, operation: Operation, arguments: &[Datum]) -> Result<bool, TtlError> {
+fn change(row: &Row<'_>, operation: Operation, arguments: Vec<DatumWithOid<'_>>) -> Result<bool, TtlError> {
     let prepared = prepared(row, operation)?;
-    let mut arguments = prepared.arguments(row, arguments)?;
+    let arguments = prepared.arguments(row, arguments)?;
     // The row that is judged is the one that is changed: it is locked.
-    let may_change = |owner: &Owner| owner.finds(&mut arguments.clone()) && owner.allows(&mut arguments.clone());
+    let may_change = |owner: &Owner| owner.finds(&arguments) && owner.allows(&arguments);
     if !prepared.owner.as_ref().is_none_or(may_change) {
         return Ok(false);
     }
     let _setting = Setting::begin(prepared.rule_id);
-    let (changed, _) = prepared.plan.call::<f64>(&mut arguments);
+    let (changed, _) = prepared.plan.call::<f64>(&arguments);
     Ok(changed > 0)
 }
 
@@ -175,11 +174,11 @@ impl Drop for Setting {
 
 impl Owner {
     /// Whether the caller sees the row.
-    fn finds(&self, arguments: &mut [Datum]) -> bool {
+    fn finds(&self, arguments: &[DatumWithOid<'_>]) -> bool {
         self.claim.call::<i32>(arguments).0 > 0
     }
 
-    fn allows(&self, arguments: &mut [Datum]) -> bool {
+    fn allows(&self, arguments: &[DatumWithOid<'_>]) -> bool {
         self.judge.as_ref().is_none_or(|judge| self.run(|| judge.call(arguments)).1 == Some(true))
     }
 
@@ -195,11 +194,11 @@ fn sandboxed<T>(role: Oid, time_zone: &CStr, work: impl FnOnce() -> T) -> T {
 
 impl Prepared {
     /// The present, the operation's own arguments, and the key.
-    fn arguments(&self, row: &Row<'_>, own: &[Datum]) -> Result<Vec<Datum>, TtlError> {
+    fn arguments<'a>(&self, row: &Row<'_>, own: Vec<DatumWithOid<'a>>) -> Result<Vec<DatumWithOid<'a>>, TtlError> {
         let key = row.key.texts(&self.table, &self.key)?;
-        let mut arguments = vec![Datum::from(i64::from(clock_timestamp()))];
-        arguments.extend_from_slice(own);
-        arguments.extend(key.iter().filter_map(|text| text.as_str().into_datum()));
+        let mut arguments = vec![clock_timestamp().into()];
+        arguments.extend(own);
+        arguments.extend(key.into_iter().map(DatumWithOid::from));
         Ok(arguments)
     }
 }

@@ -4,10 +4,12 @@ use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::pg::memo::Memo;
 use crate::pg::plan::Plan;
-use crate::pg::trigger::{Change, Column};
+use crate::pg::relation;
+use crate::pg::trigger::{Change, Column, NewRow};
 use crate::sweep;
+use pgrx::datum::DatumWithOid;
 use pgrx::datum::datetime_support::clock_timestamp;
-use pgrx::pg_sys::{self, Datum, Oid};
+use pgrx::pg_sys::{self, Oid};
 use std::rc::Rc;
 
 /// What a row's clock is in, and how it is restarted.
@@ -21,36 +23,40 @@ struct Touch {
 }
 
 thread_local! {
-    static TOUCHES: Memo<i64, Option<Touch>> = Memo::new();
+    static TOUCHES: Memo<(i64, Oid), Option<Touch>> = Memo::new();
 }
 
 /// The row as it is to be updated: with its clock restarted, unless the update sets it itself, or the row never expires.
 /// What a sweep does to a row is no use of it. A trigger whose rule is gone does nothing.
-pub fn touched(update: &Change<'_>) -> Result<Datum, TtlError> {
+pub fn touched<'a>(update: &'a Change<'_>) -> Result<NewRow<'a>, TtlError> {
     let rule_id = update.argument().and_then(|id| id.parse().ok()).filter(|_| update.is_update());
     let rule_id = rule_id.ok_or(TtlError::NotOurTrigger)?;
     if sweep::is_under_way_in(update.relid()) || super::is_setting(rule_id) {
         return Ok(update.row());
     }
     let touch = touch_of(rule_id, update.relid())?;
-    let fresh = touch.as_ref().as_ref().and_then(|touch| {
-        let is_meant = |column: &Column| column.type_oid == touch.type_oid && !update.sets(*column);
-        let column = update.column(&touch.column).filter(is_meant)?;
-        Some((column, touch.restart(update.kept_value(column)?)?))
-    });
-    Ok(fresh.map_or_else(|| update.row(), |(column, value)| update.row_with(column, value)))
+    let Some(touch) = touch.as_ref() else { return Ok(update.row()) };
+    let is_meant = |column: &Column| column.type_oid == touch.type_oid && !update.sets(*column);
+    let column = update.column(&touch.column).filter(is_meant);
+    let Some((column, value)) = column.and_then(|column| Some((column, update.kept_value(column)?))) else {
+        return Ok(update.row());
+    };
+    let arguments = [clock_timestamp().into(), value];
+    touch.restart(&arguments).map_or_else(|| Ok(update.row()), |fresh| update.row_with(column, &fresh))
 }
 
-/// How the rows of a rule are touched; `None` if it is not there any more, or has no clock. `relid` is the table that
+/// How the rows of a rule are touched; `None` if it is not there any more, or has no clock, or is not about the relation that
 /// asks.
 fn touch_of(rule_id: i64, relid: Oid) -> Result<Rc<Option<Touch>>, TtlError> {
-    TOUCHES.with(|memo| match memo.get(&rule_id) {
+    TOUCHES.with(|memo| match memo.get(&(rule_id, relid)) {
         Some(touch) => Ok(touch),
-        None => memo.remember(&rule_id, || {
+        None => memo.remember(&(rule_id, relid), || {
             let catalog = Catalog::open()?;
             let rule = catalog.rule_with_id(rule_id)?;
-            let relid = rule.as_ref().map_or(relid, |rule| rule.relid);
-            Ok((vec![relid, catalog.relid], rule.and_then(|rule| Touch::of(&rule).ok())))
+            let about = vec![catalog.relid, relid, rule.as_ref().map_or(relid, |rule| rule.relid)];
+            // Anybody who may make triggers on a table can give them any number.
+            let rule = rule.filter(|rule| relation::tree(rule.relid).contains(&relid));
+            Ok((about, rule.and_then(|rule| Touch::of(&rule).ok())))
         }),
     })
 }
@@ -77,14 +83,14 @@ impl Touch {
         Ok(Self { column: rule.name.clone(), type_oid: rule.type_oid, is_plain_instant, restart })
     }
 
-    /// The value that belongs into the column instead of `value`.
-    fn restart(&self, value: Datum) -> Option<Datum> {
-        let present = i64::from(clock_timestamp());
+    /// The value that belongs into the column, from the present and the one that is there.
+    fn restart<'a>(&self, arguments: &'a [DatumWithOid<'a>; 2]) -> Option<DatumWithOid<'a>> {
         // The usual kind of column needs no SQL for that.
         if self.is_plain_instant {
-            let is_finite = ![i64::MIN, i64::MAX].contains(&(value.value() as i64));
-            return is_finite.then(|| Datum::from(present));
+            let micros = arguments[1].datum().map(|value| value.sans_lifetime().value() as i64);
+            let is_endless = [i64::MIN, i64::MAX].map(Some).contains(&micros);
+            return (!is_endless).then(|| clock_timestamp().into());
         }
-        self.restart.value(&mut [Datum::from(present), value])
+        self.restart.value(arguments)
     }
 }

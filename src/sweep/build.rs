@@ -10,7 +10,7 @@ use crate::pg::index::{self, Wanted};
 use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Lock};
 use crate::pg::transaction::{Failure, Scope};
-use crate::pg::{access, spi, statement};
+use crate::pg::{access, spi, statement, storage};
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::pg_sys::Oid;
 use pgrx::spi::quote_identifier;
@@ -33,7 +33,9 @@ pub fn run(catalog: &Catalog, rule: &Rule) -> Result<bool, Failure> {
         is_building: true,
         ..Progress::default()
     });
-    let predicate = SCOPE.attempt(|| in_sandbox(rule, || Ok(predicate(rule))))?;
+    // The table may have become another's since the rule was registered.
+    SCOPE.attempt(|| storage::check(rule.relid).and_then(|()| storage::check_concurrent_index(rule.relid)))?;
+    let predicate = SCOPE.attempt(|| in_sandbox(rule, || predicate(rule)))?;
     let build = Build { rule, predicate };
     let relids = SCOPE.attempt(|| if rule.is_partitioned { leaf::all(rule) } else { Ok(vec![rule.relid]) })?;
     let mut made = None;
@@ -147,12 +149,10 @@ impl Build<'_> {
 }
 
 /// As at registration: the filter, if that is immutable, and the mark.
-fn predicate(rule: &Rule) -> Option<String> {
-    let is_immutable = |filter: &&String| {
-        expression::check(rule.relid, filter, Purpose::Filter).is_ok_and(|checked| checked.immutable)
-    };
+fn predicate(rule: &Rule) -> Result<Option<String>, TtlError> {
+    let filter = rule.options.filter.as_deref().map(|filter| expression::check(rule.relid, filter, Purpose::Filter));
+    let filter = filter.transpose()?.filter(|checked| checked.immutable).and(rule.options.filter.as_ref());
     let unmarked = rule.unmarked();
-    let filter = rule.options.filter.as_ref().filter(is_immutable);
     let conditions: Vec<_> = filter.into_iter().chain(&unmarked).map(|condition| format!("({condition})")).collect();
-    (!conditions.is_empty()).then(|| conditions.join(" AND "))
+    Ok((!conditions.is_empty()).then(|| conditions.join(" AND ")))
 }

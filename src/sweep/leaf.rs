@@ -6,7 +6,7 @@ use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Lock, Shape};
-use crate::pg::{access, spi};
+use crate::pg::{access, spi, storage};
 use crate::rule::PartitionAction;
 use pgrx::pg_sys::Oid;
 use std::collections::VecDeque;
@@ -42,7 +42,8 @@ impl Leaf {
     pub fn observe(self, rule: &Rule) -> Result<Option<Self>, TtlError> {
         let Some(shape) = relation::lock(self.relid, Lock::Read) else { return Ok(None) };
         if !shape.is_heap() {
-            return Err(TtlError::NotAHeap(self.name));
+            storage::check(self.relid)?;
+            return Ok(None);
         }
         // Under its old name there may be another table by now. What became of columns, the rule's version tells.
         let is_same = shape.owner() == rule.owner
@@ -84,6 +85,8 @@ impl Leaf {
 
 /// Finds the leaves that can hold rows up to the cutoff. Partitions that cannot, by their lower bound, are not touched.
 pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
+    // What the table is may have changed since it was registered.
+    storage::check(rule.relid)?;
     if !rule.has_children {
         let leaf = Leaf::new(rule.relid, rule.table.clone());
         return Ok(Leaves { sweepable: VecDeque::from([leaf]), ..Leaves::default() });
@@ -120,15 +123,11 @@ pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
                                         CASE WHEN k.partrelid IS NOT NULL THEN {upper} END AS upper) AS bound
              WHERE coalesce(bound.lower <= {cutoff}, true))
          SELECT DISTINCT c.oid, format('%I.%I', n.nspname, c.relname),
-                CASE WHEN c.relkind = 'f' THEN 'is a foreign table'
-                     WHEN am.amname <> 'heap' THEN format('has access method %s', am.amname)
-                     WHEN c.relowner <> $3 THEN 'has another owner'
-                END,
+                CASE WHEN c.relowner <> $3 THEN 'has another owner' END,
                 tree.part, tree.parent, tree.is_pending, tree.is_ranged
          FROM tree
          JOIN pg_class c ON c.oid = tree.relid AND c.relkind <> 'p'
          JOIN pg_namespace n ON n.oid = c.relnamespace
-         LEFT JOIN pg_am am ON am.oid = c.relam
          ORDER BY 2",
         lower = partition::lower_bound(type_name),
         upper = partition::upper_bound(type_name),
@@ -143,8 +142,9 @@ pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
     })?;
     let mut leaves = Leaves::default();
     let mut parts: Vec<Part> = Vec::new();
-    for (leaf, obstacle, part, is_pending) in found {
-        match (part, obstacle) {
+    let mut obstacles = storage::obstacles(&found.iter().map(|(leaf, ..)| leaf.relid).collect::<Vec<_>>())?;
+    for (leaf, other_owner, part, is_pending) in found {
+        match (part, obstacles.remove(&leaf.relid).or(other_owner)) {
             // It is not the table's any more.
             (Some(pending), _) if is_pending => {
                 if !leaves.pending.contains(&pending) {

@@ -11,8 +11,7 @@ use crate::pg::memo::Memo;
 use crate::pg::plan::Tid;
 use crate::pg::planner::{self, Condition, Decision};
 use crate::pg::transaction::Failure;
-use crate::pg::{access, conflict, executor, identity, process, spi, utility};
-use pgrx::PgSqlErrorCode;
+use crate::pg::{access, citus, conflict, executor, identity, process, spi, utility};
 use pgrx::pg_sys::{InvalidOid, Oid};
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -35,8 +34,8 @@ struct Table {
     owner: Oid,
     /// What holds for its visible rows, as SQL.
     visible: String,
-    /// The same, read when it is first needed; `None` if it cannot be read.
-    condition: OnceCell<Option<Rc<Condition>>>,
+    /// The same, read when it is first needed.
+    condition: OnceCell<Rc<Condition>>,
 }
 
 thread_local! {
@@ -66,7 +65,7 @@ fn decide(relid: Oid) -> Option<Decision> {
             return Some(Decision { depends_on_role: true, condition: None, refusal });
         }
     }
-    Some(Decision { depends_on_role: wants_to_look, condition: table.condition(relid), refusal })
+    Some(Decision { depends_on_role: wants_to_look, condition: Some(table.condition(relid)), refusal })
 }
 
 /// Whether what is hidden in a table is shown now: to the session's role, in its own statements.
@@ -84,9 +83,8 @@ fn passes_over_rows(relids: &[Oid]) -> bool {
 fn recheck(conflicts: &[(Oid, Tid)]) {
     let hidden = hidden();
     for (relid, tid) in conflicts {
-        let Some((table, condition)) = hidden.tables.get(relid).and_then(|it| Some((it, it.condition(*relid)?))) else {
-            continue;
-        };
+        let Some(table) = hidden.tables.get(relid) else { continue };
+        let condition = table.condition(*relid);
         let is_visible = |existing: &conflict::Existing| existing.meets(&condition);
         if identity::sandboxed_as(table.owner, || conflict::newest(*relid, *tid, is_visible)) == Some(false) {
             TtlError::ExpiredMeanwhile.raise();
@@ -106,17 +104,14 @@ pub fn refuse(relid: Oid) -> Result<bool, TtlError> {
 }
 
 impl Table {
-    /// What holds for its visible rows; `None` if that cannot be told.
-    fn condition(&self, relid: Oid) -> Option<Rc<Condition>> {
+    /// What holds for its visible rows. A rule whose columns are gone was not even loaded: it hides nothing, as it removes
+    /// nothing, and its sweep says why.
+    fn condition(&self, relid: Oid) -> Rc<Condition> {
         let condition = self.condition.get_or_init(|| {
-            match identity::sandboxed_as(self.owner, || Condition::read(relid, &self.visible)) {
-                Ok(condition) => Some(Rc::new(condition)),
-                // A rule whose columns are gone hides nothing, as it removes nothing; its sweep says why.
-                Err(error) if error.code() == PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN => None,
-                Err(error) => Failure::from(error).raise(),
-            }
+            let read = identity::sandboxed_as(self.owner, || Condition::read(relid, &self.visible));
+            Rc::new(read.unwrap_or_else(|error| Failure::from(error).raise()))
         });
-        condition.clone()
+        Rc::clone(condition)
     }
 }
 
@@ -150,8 +145,11 @@ fn load() -> Result<(Vec<Oid>, Hidden), TtlError> {
         Some(catalog) => catalog?,
     };
     let mut tables: HashMap<Oid, Table> = HashMap::new();
+    let mut about = vec![catalog.relid];
     for (rule, relids) in catalog.hidden_rules()? {
-        for relid in relids {
+        about.extend(&relids);
+        // The rows of a table of Citus are not here, and no condition on them can be.
+        for relid in relids.into_iter().filter(|relid| !citus::is_distributed(*relid)) {
             let visible = visible(&rule);
             tables
                 .entry(relid)
@@ -159,8 +157,6 @@ fn load() -> Result<(Vec<Oid>, Hidden), TtlError> {
                 .or_insert_with(|| Table { owner: rule.owner, visible, condition: OnceCell::new() });
         }
     }
-    let mut about = vec![catalog.relid];
-    about.extend(tables.keys());
     let refusal = catalog.function_oid("ttl_refuse(oid)")?;
     Ok((about, Hidden { tables, refusal }))
 }

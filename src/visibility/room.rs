@@ -14,10 +14,10 @@ use crate::pg::memo::Memo;
 use crate::pg::plan::{Places, Plan};
 use crate::pg::planner::{Condition, MARK};
 use crate::pg::relation::{self, Lock, Shape};
-use crate::pg::trigger::Change;
+use crate::pg::trigger::{Change, NewRow};
 use crate::pg::{access, executor, identity};
 use crate::sweep;
-use pgrx::pg_sys::{Datum, Oid};
+use pgrx::pg_sys::Oid;
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -56,7 +56,7 @@ thread_local! {
 }
 
 /// The row as it is to be written, when nothing that has expired is in its way any more.
-pub fn made_room(change: &Change<'_>) -> Result<Datum, TtlError> {
+pub fn made_room<'a>(change: &'a Change<'_>) -> Result<NewRow<'a>, TtlError> {
     let rule_id = change.argument().and_then(|id| id.parse().ok()).ok_or(TtlError::NotOurTrigger)?;
     if !sweep::is_under_way_in(change.relid())
         && let Some(room) = room_in(rule_id, change.relid())?.as_ref()

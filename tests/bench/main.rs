@@ -27,6 +27,7 @@ fn main() {
         ("partitions", partitions::run),
         ("rows", rows::run),
         ("hidden", hidden::run),
+        ("writes", hidden::writes),
     ];
     for (name, run) in parts {
         if named.is_empty() || named.iter().any(|other| other == name) {

@@ -166,24 +166,6 @@ fn tables_whose_rows_are_elsewhere_are_refused() {
 }
 
 #[test]
-fn distributed_tables_and_compressed_hypertables_are_recognised() {
-    let mut db = with(
-        "CREATE TABLE t (at timestamptz); CREATE TABLE chunk (at timestamptz); CREATE TABLE plain (at timestamptz);
-         SET allow_system_table_mods = on; CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass);
-         INSERT INTO pg_catalog.pg_dist_partition VALUES ('t');
-         CREATE SCHEMA _timescaledb_catalog;
-         CREATE TABLE _timescaledb_catalog.hypertable (id int, schema_name name, table_name name);
-         CREATE TABLE _timescaledb_catalog.chunk (hypertable_id int, schema_name name, table_name name, compressed_chunk_id int);
-         INSERT INTO _timescaledb_catalog.hypertable VALUES (1, 'public', 'hyper');
-         INSERT INTO _timescaledb_catalog.chunk VALUES (1, 'public', 'chunk', 7), (1, 'public', 'plain', NULL)",
-    );
-    for table in ["t", "chunk"] {
-        assert_eq!(db.error(&format!("SELECT ttl_create_index('{table}', 'at', 60)")).code, "0A000", "{table}");
-    }
-    db.run("SELECT ttl_create_index('plain', 'at', 60)");
-}
-
-#[test]
 fn soft_delete_marks_each_row_once() {
     for (column, marked) in [("deleted timestamptz", "deleted IS NOT NULL"), ("deleted boolean", "deleted")] {
         let mut db = with(&format!(
