@@ -69,6 +69,9 @@ impl Plan {
                 let options = pg_sys::CURSOR_OPT_GENERIC_PLAN as i32;
                 let count = parameters.len() as i32;
                 let plan = pg_sys::SPI_prepare_cursor(sql.as_ptr(), count, parameters.as_mut_ptr(), options);
+                if plan.is_null() {
+                    TtlError::Mismatch.raise();
+                }
                 pg_sys::SPI_keepplan(plan);
                 let is_engine = sql.to_bytes().starts_with(planner::MARK.as_bytes());
                 let kept = Self { statement: plan, parameters: parameters.to_vec(), is_engine };
@@ -390,6 +393,9 @@ unsafe extern "C-unwind" fn delete(slot: *mut pg_sys::TupleTableSlot, receiver: 
         if (*slot).tts_nvalid < 1 {
             pg_sys::slot_getsomeattrs_int(slot, 1);
         }
+        if *(*slot).tts_isnull {
+            return true;
+        }
         let mut tid = *(*(*slot).tts_values).cast_mut_ptr::<Tid>();
         let deleter = &mut *receiver.cast::<Deleter>();
         while deleter.wanted.next_if(|wanted| position(wanted) < position(&tid)).is_some() {}
@@ -415,8 +421,8 @@ unsafe extern "C-unwind" fn ignore(_slot: *mut pg_sys::TupleTableSlot, _receiver
 /// Called for every row.
 #[pg_guard]
 unsafe extern "C-unwind" fn receive(slot: *mut pg_sys::TupleTableSlot, receiver: *mut pg_sys::DestReceiver) -> bool {
-    // SAFETY: the receiver is a collector, and the slot has the columns the query names; they are put in place unless
-    // they are, as in a projection. A ctid is never null, and neither is a value that compared with the cutoff.
+    // SAFETY: the receiver is a collector, and the slot has the columns the query names, the first a ctid; they are put in
+    // place unless they are, as in a projection.
     unsafe {
         let columns = (*(*slot).tts_tupleDescriptor).natts;
         if i32::from((*slot).tts_nvalid) < columns {
@@ -424,8 +430,11 @@ unsafe extern "C-unwind" fn receive(slot: *mut pg_sys::TupleTableSlot, receiver:
         }
         let collector = &mut *receiver.cast::<Collector>();
         let slot = &*slot;
+        if *slot.tts_isnull {
+            return true;
+        }
         collector.tids.push(*(*slot.tts_values).cast_mut_ptr::<Tid>());
-        if columns > 1 {
+        if columns > 1 && !*slot.tts_isnull.add(1) {
             let last = collector
                 .last
                 .get_or_insert_with(|| Value::of_type(pg_sys::SPI_gettypeid(slot.tts_tupleDescriptor, 2)));

@@ -2,6 +2,7 @@
 
 use super::transaction::{Failure, catch, set_time_limit};
 use super::{identity, process};
+use crate::error::TtlError;
 use crate::guc;
 use pgrx::{PgList, PgMemoryContexts, pg_sys};
 use std::ffi::{CStr, CString, c_char};
@@ -73,7 +74,10 @@ pub fn create_index_alone(sql: &str, relid: pg_sys::Oid, owner: pg_sys::Oid) -> 
             let context = pg_sys::MemoryContextSwitchTo(memory);
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             pg_sys::LockRelationOid(relid, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
-            let parsed = parse(&text).cast();
+            let parsed: *mut pg_sys::IndexStmt = parse(&text).cast();
+            if (*parsed).type_ != pg_sys::NodeTag::T_IndexStmt {
+                TtlError::Mismatch.raise();
+            }
             let statement = identity::sandboxed_as(owner, || {
                 pg_sys::ffi::pg_guard_ffi_boundary(|| transformIndexStmt(relid, parsed, text.as_ptr()))
             });
@@ -142,7 +146,7 @@ fn in_transactions(work: impl FnOnce(pg_sys::MemoryContext)) -> Result<(), Failu
     }
 }
 
-/// The first command of a text.
+/// The first command of a text, which has to have one.
 ///
 /// # Safety
 /// In a transaction; the result lives in the current memory context.
@@ -150,7 +154,7 @@ unsafe fn parse(text: &CStr) -> *mut pg_sys::Node {
     // SAFETY: a C string; a syntax error is an ordinary error.
     unsafe {
         let parsed = PgList::<pg_sys::RawStmt>::from_pg(pg_sys::pg_parse_query(text.as_ptr()));
-        parsed.get_ptr(0).map_or(std::ptr::null_mut(), |raw| (*raw).stmt)
+        parsed.get_ptr(0).map_or_else(|| TtlError::Mismatch.raise(), |raw| (*raw).stmt)
     }
 }
 
