@@ -13,6 +13,7 @@ pub mod procedure;
 pub mod process;
 pub mod relation;
 pub mod setting;
+pub mod simple;
 pub mod spi;
 pub mod statement;
 pub mod transaction;

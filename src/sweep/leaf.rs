@@ -5,7 +5,7 @@ use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Lock, Shape};
-use crate::pg::{access, spi};
+use crate::pg::{access, simple, spi};
 use crate::rule::PartitionAction;
 use pgrx::pg_sys::Oid;
 use std::collections::VecDeque;
@@ -63,11 +63,21 @@ impl Leaf {
 }
 
 impl Leaf {
+    /// Whether looking for expired rows here may run code of users. To be called when it has been observed.
+    pub fn search_runs_user_code(&self, rule: &Rule) -> bool {
+        let Some(shape) = &self.shape else { return true };
+        let is_simple = |filter: &String| simple::is_simple(filter, |column| shape.type_of(column));
+        rule.attnum.is_none() || shape.is_risky_to_plan() || !rule.options.filter.as_ref().is_none_or(is_simple)
+    }
+
+    /// Whether removing rows here may run code of users, beyond looking for them.
+    pub fn removal_runs_user_code(&self, rule: &Rule) -> bool {
+        rule.mark.is_some() || rule.options.has_audience() || !self.shape.as_ref().is_some_and(Shape::is_plain)
+    }
+
     /// This relation, if a DELETE by its owner would do nothing but remove rows from its heap.
     pub fn plain_heap(&self, rule: &Rule) -> Option<Oid> {
-        let is_plain =
-            rule.mark.is_none() && !rule.options.has_audience() && self.shape.as_ref().is_some_and(Shape::is_plain);
-        (is_plain && access::may_delete(self.relid)).then_some(self.relid)
+        (!self.removal_runs_user_code(rule) && access::may_delete(self.relid)).then_some(self.relid)
     }
 
     /// Refuses to go on if removing rows here would run triggers of tables that somebody else owns: behind a foreign

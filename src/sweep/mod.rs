@@ -36,7 +36,10 @@ use sandbox::{UnderWay, in_sandbox, lock_timeout};
 use scan::Scan;
 use statement::Statements;
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long a step looks for rows before it ends without any.
+const LONGEST_SEARCH: Duration = Duration::from_millis(500);
 
 /// What a sweep has done so far.
 #[derive(Debug, Default)]
@@ -69,6 +72,8 @@ pub enum Step {
     Busy,
     /// The rule wants no more in one sweep; the next one goes on.
     Enough,
+    /// The next step may run code of users, and this sweep may not.
+    NeedsHelper,
 }
 
 pub struct Sweep {
@@ -84,6 +89,8 @@ pub struct Sweep {
     pace: Pace,
     /// What to report when everything else is done.
     late: Option<Failure>,
+    /// Whether it ends before code of users would run.
+    is_aloof: bool,
 }
 
 /// The leaf at hand.
@@ -95,6 +102,14 @@ struct Work {
     /// Prepared with the first batch, in a transaction that has the lock for it.
     remover: Option<Remover>,
     found: VecDeque<Tid>,
+}
+
+/// What a look at a leaf came to.
+enum Begun {
+    Work(Box<Work>),
+    /// It has changed.
+    Outdated,
+    NeedsHelper,
 }
 
 impl Sweep {
@@ -128,11 +143,17 @@ impl Sweep {
                     work: None,
                     pace,
                     late: None,
+                    is_aloof: false,
                 }))
             }
             Err(_) if has_changed(&catalog, &rule, scope)? => Ok(None),
             Err(failure) => Err(failure),
         }
+    }
+
+    /// Has it end with [`Step::NeedsHelper`] before code of users would run.
+    pub fn keep_aloof(&mut self) {
+        self.is_aloof = true;
     }
 
     /// Removes at most one batch, of at most `limit` rows.
@@ -161,8 +182,13 @@ impl Sweep {
     }
 
     fn try_step(&mut self, limit: usize) -> Result<Step, Failure> {
+        let started = Instant::now();
         loop {
             let Some(work) = &mut self.work else {
+                // What becomes of whole partitions calls functions in their constraints.
+                if self.is_aloof && !(self.leaves.pending.is_empty() && self.leaves.whole.is_empty()) {
+                    return Ok(Step::NeedsHelper);
+                }
                 if let Some(pending) = self.pending() {
                     return self.finalize(pending);
                 }
@@ -172,14 +198,18 @@ impl Sweep {
                 let Some(leaf) = self.leaves.sweepable.pop_front() else {
                     return self.late.take().map_or(Ok(Step::Finished), Err);
                 };
-                match self.scope.attempt(|| begin_leaf(&self.rule, &self.cutoff, leaf))? {
-                    Some(work) if self.awaits_index(&work.scan) => {}
-                    Some(work) => self.work = Some(work),
-                    None => return Ok(Step::Outdated),
+                match self.scope.attempt(|| begin_leaf(&self.rule, &self.cutoff, leaf, self.is_aloof))? {
+                    Begun::Work(work) if self.awaits_index(&work.scan) => {}
+                    Begun::Work(work) => self.work = Some(*work),
+                    Begun::Outdated => return Ok(Step::Outdated),
+                    Begun::NeedsHelper => return Ok(Step::NeedsHelper),
                 }
                 continue;
             };
             if !work.found.is_empty() {
+                if self.is_aloof && work.leaf.removal_runs_user_code(&self.rule) {
+                    return Ok(Step::NeedsHelper);
+                }
                 return self.remove(limit);
             }
             if work.scan.is_exhausted() {
@@ -201,6 +231,10 @@ impl Sweep {
                     work.found.extend(found.tids);
                 }
                 None => return Ok(Step::Outdated),
+            }
+            // A large table in which nothing is found takes many looks: others have their turn in between.
+            if self.work.as_ref().is_some_and(|work| work.found.is_empty()) && started.elapsed() >= LONGEST_SEARCH {
+                return Ok(Step::Removed(0));
             }
         }
     }
@@ -365,14 +399,17 @@ fn record(catalog: &Catalog, outcome: &Outcome<'_>) -> Result<(), TtlError> {
     identity::with_settings(&[(c"lock_timeout", &lock_timeout())], || catalog.record_outcome(outcome))
 }
 
-/// Looks at a leaf before anything is done to it. `None` if it has changed.
-fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf) -> Result<Option<Work>, TtlError> {
+/// Looks at a leaf before anything is done to it.
+fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf, is_aloof: bool) -> Result<Begun, TtlError> {
     in_sandbox(rule, || {
-        let Some(leaf) = leaf.observe(rule)? else { return Ok(None) };
+        let Some(leaf) = leaf.observe(rule)? else { return Ok(Begun::Outdated) };
+        if is_aloof && leaf.search_runs_user_code(rule) {
+            return Ok(Begun::NeedsHelper);
+        }
         let (archive, audience) = audience::open(rule, &leaf)?;
         let statements = Statements::new(rule, cutoff, &leaf.name).with_audience(audience);
         let scan = Scan::begin(rule, &leaf, statements.clone())?;
-        Ok(Some(Work { leaf, archive, scan, statements, remover: None, found: VecDeque::new() }))
+        Ok(Begun::Work(Box::new(Work { leaf, archive, scan, statements, remover: None, found: VecDeque::new() })))
     })
 }
 
