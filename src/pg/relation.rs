@@ -114,22 +114,22 @@ unsafe fn is_risky_to_plan(relation: pg_sys::Relation) -> bool {
     const STATISTICS: [u32; 1] = [pg_sys::Anum_pg_statistic_ext_stxexprs];
     // SAFETY: looks into the catalog caches; a tuple is valid until it is released, and the attributes are node trees.
     unsafe {
-        let is_risky = |cache: u32, oid: pg_sys::Oid, attributes: &[u32]| {
-            let tuple = pg_sys::SearchSysCache1(cache as i32, pg_sys::Datum::from(oid));
+        let is_risky = |cache: i32, oid: pg_sys::Oid, attributes: &[u32]| {
+            let tuple = pg_sys::SearchSysCache1(cache, pg_sys::Datum::from(oid));
             if tuple.is_null() {
                 return true;
             }
             let is_risky = attributes.iter().any(|attribute| {
                 let mut is_null = true;
-                let tree = pg_sys::SysCacheGetAttr(cache as i32, tuple, *attribute as i16, &mut is_null);
+                let tree = pg_sys::SysCacheGetAttr(cache, tuple, *attribute as i16, &mut is_null);
                 !is_null
                     && !trust::is_harmless(pg_sys::stringToNode(pg_sys::text_to_cstring(tree.cast_mut_ptr())).cast())
             });
             pg_sys::ReleaseSysCache(tuple);
             is_risky
         };
-        let index = pg_sys::SysCacheIdentifier::INDEXRELID as u32;
-        let statistics = pg_sys::SysCacheIdentifier::STATEXTOID as u32;
+        let index = pg_sys::SysCacheIdentifier::INDEXRELID as i32;
+        let statistics = pg_sys::SysCacheIdentifier::STATEXTOID as i32;
         elements(pg_sys::RelationGetIndexList(relation)).iter().any(|cell| is_risky(index, cell.oid_value, &INDEX))
             || elements(pg_sys::RelationGetStatExtList(relation))
                 .iter()

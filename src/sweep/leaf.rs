@@ -28,6 +28,8 @@ pub struct Leaves {
     /// Partitions that are being detached, each with its parent.
     pub pending: Vec<(Oid, Oid)>,
     pub sweepable: VecDeque<Leaf>,
+    /// Whether there may be some, and nobody has looked what speaks against it.
+    pub are_undecided: bool,
     /// Relations that cannot be swept, each with the reason.
     pub skipped: Vec<(Leaf, String)>,
 }
@@ -112,8 +114,9 @@ impl Leaf {
     }
 }
 
-/// Finds the leaves that can hold rows up to the cutoff. Partitions that cannot, by their lower bound, are not touched.
-pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
+/// Finds the leaves that can hold rows up to the cutoff. Partitions that cannot, by their lower bound, are not touched. Where
+/// partitions are left to others anyway, what speaks against their going as a whole is not asked.
+pub fn find(rule: &Rule, cutoff: &str, leaves_parts: bool) -> Result<Leaves, TtlError> {
     if !rule.has_children {
         let leaf = Leaf::new(rule.relid, rule.table.clone());
         return Ok(Leaves { sweepable: VecDeque::from([leaf]), ..Leaves::default() });
@@ -189,7 +192,10 @@ pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
             (None, None) => leaves.sweepable.push_back(leaf),
         }
     }
-    leaves.sort_out(rule, parts, cutoff)?;
+    leaves.are_undecided = leaves_parts && !parts.is_empty();
+    if !leaves.are_undecided {
+        leaves.sort_out(rule, parts, cutoff)?;
+    }
     Ok(leaves)
 }
 

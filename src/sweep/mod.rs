@@ -114,8 +114,14 @@ enum Begun {
 
 impl Sweep {
     /// Fixes the cutoff, and with it what this sweep is going to remove. `None` if the rule has changed since it was
-    /// loaded.
-    pub fn begin(catalog: &Catalog, rule: Rule, trigger: Trigger, scope: Scope) -> Result<Option<Self>, Failure> {
+    /// loaded. One that is aloof ends with [`Step::NeedsHelper`] before code of users would run.
+    pub fn begin(
+        catalog: &Catalog,
+        rule: Rule,
+        trigger: Trigger,
+        scope: Scope,
+        is_aloof: bool,
+    ) -> Result<Option<Self>, Failure> {
         let catalog = catalog.clone();
         if let Some(lacks) = &rule.lacks {
             return Err(lacks.clone());
@@ -124,7 +130,7 @@ impl Sweep {
             rule.archive.map_or(Ok(()), |archive| Archive::check_apart(archive, rule.relid))?;
             in_sandbox(&rule, || {
                 let cutoff = cutoff::of(&rule)?;
-                let leaves = leaf::find(&rule, &cutoff.literal)?;
+                let leaves = leaf::find(&rule, &cutoff.literal, is_aloof)?;
                 Ok((cutoff.literal, cutoff.present, leaves))
             })
         });
@@ -143,17 +149,12 @@ impl Sweep {
                     work: None,
                     pace,
                     late: None,
-                    is_aloof: false,
+                    is_aloof,
                 }))
             }
             Err(_) if has_changed(&catalog, &rule, scope)? => Ok(None),
             Err(failure) => Err(failure),
         }
-    }
-
-    /// Has it end with [`Step::NeedsHelper`] before code of users would run.
-    pub fn keep_aloof(&mut self) {
-        self.is_aloof = true;
     }
 
     /// Removes at most one batch, of at most `limit` rows.
@@ -186,7 +187,7 @@ impl Sweep {
         loop {
             let Some(work) = &mut self.work else {
                 // What becomes of whole partitions calls functions in their constraints.
-                if self.is_aloof && !(self.leaves.pending.is_empty() && self.leaves.whole.is_empty()) {
+                if self.is_aloof && (self.leaves.are_undecided || self.has_pending()) {
                     return Ok(Step::NeedsHelper);
                 }
                 if let Some(pending) = self.pending() {

@@ -117,7 +117,7 @@ impl Helpers {
         self.started.retain(|(_, helper)| !has_ended(helper));
         let present = self.present();
         let is_coming = |helper: &DynamicBackgroundWorker| {
-            helper.pid().map_or(true, |pid| !present.iter().any(|slot| slot.pid == pid as i32))
+            helper.pid().map_or(true, |pid| !present.iter().any(|slot| slot.pid == pid))
         };
         self.started.iter().filter(|(_, helper)| is_coming(helper)).map(|(owner, _)| *owner).collect()
     }

@@ -67,7 +67,7 @@ pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
         Work::Begun(sweep) => sweep,
         Work::Due(catalog, rule) => {
             let (id, known_error) = ((rule.id, rule.version), rule.last_error.clone());
-            match Sweep::begin(&catalog, *rule, Trigger::Worker, Scope::Transaction) {
+            match Sweep::begin(&catalog, *rule, Trigger::Worker, Scope::Transaction, is_aloof) {
                 Ok(Some(sweep)) => Box::new(sweep),
                 Ok(None) => return interrupted,
                 Err(failure) => {
@@ -77,9 +77,6 @@ pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
             }
         }
     };
-    if is_aloof {
-        sweep.keep_aloof();
-    }
     process::report_activity(Some(&format!("sweeping {}", sweep.rule)));
     let started = Instant::now();
     while started.elapsed() < SLICE {
