@@ -221,8 +221,10 @@ impl Worker {
         if let Some(next) = next {
             board::report_due(rule.id, i64::from(clock_timestamp()) + (next - now).as_micros() as i64);
         }
-        let early = self.early.into_iter().chain(next.map(|next| next.max(now + Duration::from_millis(100))));
-        self.early = early.min();
+        // One that failed is tried again when its time comes, and not only with the next pass.
+        let retry = (!rule.is_due && !rule.rests_for.is_zero()).then(|| now + rule.rests_for);
+        let soon = now + Duration::from_millis(100);
+        self.early = self.early.into_iter().chain(next.or(retry).map(|at| at.max(soon))).min();
         is_time
     }
 

@@ -201,3 +201,14 @@ fn code_that_never_ends_fails_its_rule_and_not_the_others() {
     db.wait_for(ROWS, "0");
     db.wait_for("SELECT state, left(last_error, 5) FROM ttl_summary WHERE table_name = 'stuck'", "error|57014");
 }
+
+#[test]
+fn a_rule_that_failed_is_tried_again_in_time_and_not_with_the_next_pass() {
+    // The naptime of this server is a minute.
+    let mut db = Database::new();
+    db.run("CREATE TABLE bad (at timestamptz, n int); INSERT INTO bad VALUES ('2020-01-01', 0)");
+    db.run("SELECT ttl_create_index('bad', 'at', 60, filter => '1 / n > 0', index_method => 'none')");
+    db.wait_for("SELECT consecutive_failures >= 3 FROM ttl_summary", "t");
+    db.run("UPDATE bad SET n = 1");
+    db.wait_for("SELECT count(*) FROM bad", "0");
+}
