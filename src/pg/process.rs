@@ -34,15 +34,9 @@ unsafe extern "C" {
     fn kill(pid: i32, signal: i32) -> i32;
 }
 
-/// Has another process of this server end what it is doing.
-pub fn cancel(pid: i32) {
-    // SAFETY: a signal that every process of the server has a handler for.
-    unsafe { kill(pid, pg_sys::SIGINT as i32) };
-}
-
 /// Has another process of this server exit, whatever code of users it runs: unlike a cancel, nothing can catch this.
 pub fn terminate(pid: i32) {
-    // SAFETY: as above.
+    // SAFETY: a signal that every process of the server has a handler for.
     unsafe { kill(pid, pg_sys::SIGTERM as i32) };
 }
 

@@ -52,7 +52,7 @@ impl Table {
         // Checked before the lock, so that nobody can hold up a table of somebody else, and again after it.
         Self::describe(relid)?;
         // Who makes an index for the table holds that lock, and may be waiting for us. He begins again later.
-        board::builders_on(relid).into_iter().for_each(process::cancel);
+        board::builders_on(relid).into_iter().for_each(process::terminate);
         access::lock_against_ddl(relid);
         Self::describe(relid)
     }

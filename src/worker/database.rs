@@ -116,8 +116,8 @@ struct Worker {
     /// When owners last had a turn.
     served: HashMap<Oid, Instant>,
     helpers: Helpers,
-    /// Rules whose index is being made.
-    builders: HashMap<i64, DynamicBackgroundWorker>,
+    /// Rules whose index is being made, with their owners.
+    builders: HashMap<i64, (Oid, DynamicBackgroundWorker)>,
     /// Whether somebody changed a rule.
     is_woken: bool,
     /// When the last pass over all rules began.
@@ -169,7 +169,7 @@ impl Worker {
             match rule {
                 Ok(rule) => {
                     if rule.pending_index.is_some() && rule.may_build {
-                        self.start_builder(id);
+                        self.start_builder(id, rule.owner);
                     }
                     if self.is_time_for(&rule, opening, is_pass) {
                         let closes_at = opening.map(|opening| opening.until);
@@ -262,16 +262,12 @@ impl Worker {
         // Without shared memory there are no helpers.
         match take_turn(job, board::is_preloaded()) {
             Turn::Ended { is_through } => self.end_sweep(id, begun, is_through),
-            Turn::NeedsHelper => {
-                if !self.helpers.hand_over(id, owner.to_u32(), begun) {
-                    self.look_soon();
-                }
-            }
+            Turn::NeedsHelper => self.helpers.hand_over(id, owner.to_u32(), begun),
             Turn::More(sweep, wait) => {
                 // A rule with a backlog, and others waiting: a helper takes it over from where the catalog says it is.
-                let may_help = wait.is_zero() && !self.queue.is_empty() && self.helpers.have_room();
-                if may_help && self.helpers.hand_over(id, owner.to_u32(), begun) {
-                    return finish(*sweep, &Ok(Step::Outdated));
+                if wait.is_zero() && !self.queue.is_empty() && self.helpers.have_room() {
+                    finish(*sweep, &Ok(Step::Outdated));
+                    return self.helpers.hand_over(id, owner.to_u32(), begun);
                 }
                 let not_before = Instant::now() + wait;
                 self.queue.push_back(Job { work: Work::Begun(sweep), closes_at, not_before, begun: Some(begun) });
@@ -312,23 +308,26 @@ impl Worker {
     /// Ends what is under way, at once: helpers may run code that does not end, builders may be waiting for others.
     fn leave(&mut self) {
         self.helpers.end_all();
-        for (_, builder) in self.builders.drain() {
+        for (_, (_, builder)) in self.builders.drain() {
             builder.terminate();
         }
         self.queue.drain(..).for_each(Job::abandon);
     }
 
-    /// Some at a time, beside the workers that sweep: they spend most of their time waiting.
-    fn start_builder(&mut self, rule_id: i64) {
-        if self.builders.len() < guc::max_workers() && !self.builders.contains_key(&rule_id) {
-            self.builders.extend(builder::start(rule_id).map(|builder| (rule_id, builder)));
+    /// Some at a time, beside the workers that sweep: they spend most of their time waiting. An owner who has none gets one,
+    /// however long those of others take.
+    fn start_builder(&mut self, rule_id: i64, owner: Oid) {
+        let has_one = self.builders.values().any(|(of, _)| *of == owner);
+        let may_start = self.builders.len() < guc::max_workers() || !has_one;
+        if may_start && !self.builders.contains_key(&rule_id) {
+            self.builders.extend(builder::start(rule_id).map(|builder| (rule_id, (owner, builder))));
         }
     }
 
     /// One that has ended may have been stopped by somebody, and still be wanted: its rule is looked at again soon.
     fn see_builders_off(&mut self) {
         let before = self.builders.len();
-        self.builders.retain(|_, builder| !has_ended(builder));
+        self.builders.retain(|_, (_, builder)| !has_ended(builder));
         if self.builders.len() < before {
             self.look_soon();
         }

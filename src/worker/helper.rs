@@ -30,17 +30,15 @@ pub fn start(owner: u32) -> Option<DynamicBackgroundWorker> {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn pg_ttl_index_helper_main(argument: pg_sys::Datum) {
     let role = |owner: i64| Role::Helper { owner: owner as u32 };
-    if hire::begin(argument, c"pg_ttl_index helper", role).is_none() {
-        return;
-    }
+    let Some(owner) = hire::begin(argument, c"pg_ttl_index helper", role) else { return };
     let mut queue = VecDeque::new();
-    help(&mut queue);
+    help(owner as u32, &mut queue);
     queue.into_iter().for_each(Job::abandon);
     board::give_back_tasks();
 }
 
 /// Sweeps until there is nothing more to do, or others are to have their turn.
-fn help(queue: &mut VecDeque<Job>) {
+fn help(owner: u32, queue: &mut VecDeque<Job>) {
     let started = Instant::now();
     let mut busy_at = started;
     let database: Oid = process::current_database();
@@ -51,7 +49,7 @@ fn help(queue: &mut VecDeque<Job>) {
             return;
         }
         if let Some(rule_id) = board::take_task() {
-            match load(rule_id) {
+            match load(rule_id, owner) {
                 Some(job) => queue.push_back(job),
                 None => board::end_task(rule_id, false),
             }
@@ -81,11 +79,11 @@ fn next(queue: &mut VecDeque<Job>) -> Option<Job> {
 }
 
 /// A rule that this helper was given, as it is now; `None` if it is not to be swept.
-fn load(rule_id: i64) -> Option<Job> {
+fn load(rule_id: i64, owner: u32) -> Option<Job> {
     let (catalog, mut rules) = hire::load_rules(Some(rule_id)).ok()?;
     let (rule, opening) = rules.pop()?;
     match rule {
-        Ok(_) if opening.is_some_and(|opening| !opening.is_open) => None,
+        Ok(rule) if rule.owner.to_u32() != owner || opening.is_some_and(|opening| !opening.is_open) => None,
         Ok(rule) => Some(Job::new(catalog, rule, opening.map(|opening| opening.until))),
         Err(broken) => {
             report_broken(&catalog, (rule_id, broken.version), &broken.failure, broken.is_known);

@@ -32,7 +32,9 @@ pub struct Helpers {
     started: Vec<(u32, DynamicBackgroundWorker)>,
     /// When owners last had one.
     served: HashMap<u32, Instant>,
-    /// When the sweeps of rules with a helper began.
+    /// Rules that there was no room for in shared memory, each with its owner.
+    backlog: Vec<(i64, u32)>,
+    /// When the sweeps of rules in the backlog or with a helper began.
     begun: HashMap<i64, Instant>,
     logged: Option<Instant>,
 }
@@ -61,13 +63,10 @@ impl Helpers {
         board::is_preloaded() && self.present().len() + self.coming().len() + 1 < guc::max_workers()
     }
 
-    /// Gives a rule to the helpers; tells whether there was room for it.
-    pub fn hand_over(&mut self, rule_id: i64, owner: u32, begun: Instant) -> bool {
-        let is_queued = board::add_task(owner, rule_id);
-        if is_queued {
-            self.begun.insert(rule_id, begun);
-        }
-        is_queued
+    /// Gives a rule to the helpers.
+    pub fn hand_over(&mut self, rule_id: i64, owner: u32, begun: Instant) {
+        self.begun.insert(rule_id, begun);
+        self.backlog.push((rule_id, owner));
     }
 
     /// Looks after them: to be called often. Returns what they are done with.
@@ -84,12 +83,16 @@ impl Helpers {
             returned.push(Returned { rule_id, begun: self.begun.remove(&rule_id), is_through });
         }
         self.end_overdue();
+        self.backlog.retain(|(rule_id, owner)| !board::add_task(*owner, *rule_id));
         let tasks = board::tasks();
         // An earlier worker may have given them some.
         for task in &tasks {
             self.begun.entry(task.rule_id).or_insert_with(Instant::now);
         }
-        self.begun.retain(|rule_id, _| tasks.iter().any(|task| task.rule_id == *rule_id));
+        let backlog = &self.backlog;
+        let is_known =
+            |rule_id| tasks.iter().any(|task| task.rule_id == rule_id) || backlog.iter().any(|(id, _)| *id == rule_id);
+        self.begun.retain(|rule_id, _| is_known(*rule_id));
         self.start_for(&tasks);
         returned
     }
@@ -100,6 +103,7 @@ impl Helpers {
             helper.terminate();
         }
         board::drop_tasks();
+        self.backlog.clear();
         self.present().iter().for_each(|slot| process::terminate(slot.pid));
         self.begun.clear();
         board::forget_wait(process::current_database());

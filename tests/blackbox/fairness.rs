@@ -139,6 +139,30 @@ fn a_long_batch_does_not_keep_a_database_from_being_dropped() {
 }
 
 #[test]
+fn an_index_that_is_never_finished_keeps_nobody_from_beginning_another_or_dropping_the_rule() {
+    let server = server(&["pg_ttl_index.max_workers=1"]);
+    let mut db = database(&server);
+    let (mallory, alice) = (db.role("mallory"), db.role("alice"));
+    let mut session = db.session(&mallory);
+    session.run(
+        "CREATE FUNCTION stubborn(int) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS $$
+         BEGIN
+             IF current_setting('application_name') NOT LIKE 'pg_ttl_index%' THEN RETURN true; END IF;
+             LOOP BEGIN PERFORM pg_sleep(1000); EXCEPTION WHEN query_canceled THEN NULL; END; END LOOP;
+         END $$;
+         CREATE TABLE stuck (id int, at timestamptz); INSERT INTO stuck VALUES (1, now());
+         SELECT ttl_create_index('stuck', 'at', 60, filter => 'stubborn(id)', concurrently => true)",
+    );
+    db.wait_for("SELECT count(*) FROM ttl_progress WHERE phase = 'building'", "1");
+    db.session(&alice)
+        .run("CREATE TABLE hers (at timestamptz); SELECT ttl_create_index('hers', 'at', 60, concurrently => true)");
+    // PostgreSQL itself waits for all transactions before an index is valid, and so for the one that is stuck.
+    db.wait_for("SELECT count(*) FROM ttl_progress WHERE phase = 'building'", "2");
+    session.run("SELECT ttl_drop_index('stuck', 'at')");
+    db.wait_for("SELECT index_state FROM ttl_summary", "valid");
+}
+
+#[test]
 fn what_user_code_leaves_in_a_worker_is_gone_after_each_batch() {
     let server = server(&[]);
     let mut db = database(&server);

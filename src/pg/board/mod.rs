@@ -174,6 +174,11 @@ pub fn take_slot(role: Role) -> Option<()> {
         return None;
     }
     if !board.slots.iter().any(|slot| slot.pid == pid) {
+        // Sessions can do without: users are not to keep workers from having one.
+        let are_few = || board.slots.iter().filter(|slot| slot.pid == 0).count() <= SLOTS / 2;
+        if role == Role::Session && are_few() {
+            return None;
+        }
         let free = board.slots.iter_mut().find(|slot| slot.pid == 0)?;
         *free = Slot { pid, database, role, ..Slot::default() };
         let launcher = board.launcher;

@@ -4,7 +4,9 @@
 use super::{BOARD, Board, Role, SLOTS, Slot, is_preloaded, myself, set_latch, with_own_slot};
 use pgrx::pg_sys;
 
-pub(super) const TASKS: usize = 256;
+pub(super) const TASKS: usize = 512;
+/// Of one owner in one database, so that there is room for others.
+const TASKS_OF_AN_OWNER: usize = 16;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
@@ -46,12 +48,16 @@ fn now() -> i64 {
     unsafe { pg_sys::GetCurrentTimestamp() }
 }
 
-/// Puts a rule of this database into the queue, and wakes helpers of its owner. Tells whether there was room, or it was there.
+/// Puts a rule of this database into the queue, and wakes helpers of its owner. Tells whether there was room for it.
 pub fn add_task(owner: u32, rule_id: i64) -> bool {
     let (_, database) = myself();
     let mut board = BOARD.exclusive();
     if board.tasks.iter().any(|task| task.database == database && task.rule_id == rule_id) {
         return true;
+    }
+    let of_owner = board.tasks.iter().filter(|task| task.database == database && task.owner == owner).count();
+    if of_owner >= TASKS_OF_AN_OWNER {
+        return false;
     }
     let Some(free) = board.tasks.iter_mut().find(|task| task.state == State::Free) else { return false };
     *free = Task { database, owner, rule_id, pid: 0, queued_at: now(), state: State::Waiting };
