@@ -73,6 +73,7 @@ AS $$
            CASE WHEN NOT t.active THEN NULL
                 WHEN sweep.hold IS NOT NULL THEN sweep.hold
                 WHEN NOT run_window.is_open THEN 'run_window'
+                WHEN @extschema@.ttl_waits_for_process(t.id) THEN 'max_worker_processes'
                 WHEN t.concurrently AND index.state IN ('pending', 'building', 'invalid') AND index.is_large THEN 'concurrently'
            END,
            index.state, t.concurrently, t.purge_after, t.archive_to, t.on_expire, t.notify_channel, t.partition_action,

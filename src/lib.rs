@@ -33,7 +33,8 @@ extension_sql_file!(
         api::workers::ttl_next_due,
         api::workers::ttl_next_pass,
         api::workers::ttl_progress_slots,
-        api::workers::ttl_run_window
+        api::workers::ttl_run_window,
+        api::workers::ttl_waits_for_process
     ]
 );
 extension_sql_file!("../sql/workers.sql", name = "workers", requires = ["catalog", api::workers::ttl_progress_slots]);

@@ -2,7 +2,7 @@
 
 use crate::catalog::Catalog;
 use crate::pg::access::refuse_if_read_only;
-use crate::pg::board::Hold;
+use crate::pg::board::{For, Hold};
 use crate::pg::transaction::subtransaction;
 use crate::pg::{board, memo, process};
 use crate::rule::Window;
@@ -117,6 +117,16 @@ pub fn ttl_run_window(
     // Nor for one in a time zone that is not known any more.
     let opening = window.and_then(|window| subtransaction(|| schedule::opening(&window, time_zone, at)).ok());
     Ok(TableIterator::new(opening.map(|opening| (opening.is_open, opening.until))))
+}
+
+/// Whether a rule of this database waits for a free process: because its database has no worker, or the rule no helper.
+#[pg_extern(stable)]
+pub fn ttl_waits_for_process(rule_id: i64) -> bool {
+    match board::waits(process::current_database()) {
+        None => false,
+        Some(For::Worker) => true,
+        Some(For::Helper) => board::tasks().iter().any(|task| task.rule_id == rule_id && task.is_waiting()),
+    }
 }
 
 /// When a rule with times of its own is due next, as far as the worker knows, for a caller who may see it.

@@ -116,14 +116,20 @@ impl Catalog {
 
     /// The active rules that workers may sweep: all but those that a session which may be restoring a dump has brought,
     /// and none while sweeping is off. One snapshot decides about both, so that a rule which comes in the transaction
-    /// that switches it off is not swept.
-    pub fn rules_for_workers(&self) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
+    /// that switches it off is not swept. All of them, or the one with this number.
+    pub fn rules_for_workers(&self, id: Option<i64>) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
         let condition = format!(
-            "t.active AND NOT EXISTS (SELECT FROM {}.ttl_worker_off) AND (b.held_by IS NULL OR NOT EXISTS (
+            "t.active AND t.id = coalesce($1, t.id) AND NOT EXISTS (SELECT FROM {}.ttl_worker_off) AND (b.held_by IS NULL OR NOT EXISTS (
                  SELECT FROM pg_stat_get_activity(b.held_by) a WHERE a.backend_start = b.held_since))",
             self.schema
         );
-        self.rules_where(&condition, &[])
+        self.rules_where(&condition, &[id.into()])
+    }
+
+    /// Whether there is anything for workers to do, now or later.
+    pub fn has_active_rules(&self) -> Result<bool, TtlError> {
+        let sql = format!("SELECT EXISTS (SELECT FROM {}.ttl_index_table WHERE active)", self.schema);
+        Ok(self.with_rights(|| spi::read(&sql, &[], |row| row.get(1)))? == [Some(true)])
     }
 
     /// The rules that hide expired rows, each with every relation that its rows can be in.

@@ -208,7 +208,7 @@ pub(super) fn analyze(
 ///
 /// # Safety
 /// Runs PostgreSQL's parser, so needs to be called in a transaction.
-unsafe fn parse(text: &str, purpose: Purpose) -> Result<*mut pg_sys::Node, TtlError> {
+pub(super) unsafe fn parse(text: &str, purpose: Purpose) -> Result<*mut pg_sys::Node, TtlError> {
     let sql = CString::new(format!("SELECT {text}")).map_err(|_| TtlError::NotAnExpression(purpose))?;
     // SAFETY: the parser returns a list of RawStmt; each cast below follows a check of the node's tag or its type.
     unsafe {

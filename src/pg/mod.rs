@@ -17,6 +17,7 @@ pub mod process;
 mod reference;
 pub mod relation;
 pub mod setting;
+pub mod simple;
 pub mod spi;
 pub mod statement;
 pub mod storage;

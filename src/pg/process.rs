@@ -2,7 +2,8 @@
 
 use pgrx::bgworkers::{BackgroundWorker, SignalWakeFlags};
 use pgrx::pg_sys;
-use std::ffi::CString;
+use std::cell::Cell;
+use std::ffi::{CStr, CString};
 use std::time::Duration;
 
 /// Waits until the time is over or somebody sets our latch. Cancel and shutdown take effect.
@@ -33,10 +34,11 @@ unsafe extern "C" {
     fn kill(pid: i32, signal: i32) -> i32;
 }
 
-/// Has another process of this server end what it is doing. The caller knows that it still is one.
-pub(super) fn cancel(pid: i32) {
+/// Has another process of this server exit, whatever code of users it runs: unlike a cancel, nothing can catch this. The caller
+/// knows that it still is one.
+pub fn terminate(pid: i32) {
     // SAFETY: a signal that every process of the server has a handler for.
-    unsafe { kill(pid, pg_sys::SIGINT as i32) };
+    unsafe { kill(pid, pg_sys::SIGTERM as i32) };
 }
 
 pub fn check_for_interrupts() {
@@ -87,10 +89,20 @@ pub fn reload_configuration() {
     }
 }
 
+thread_local! {
+    /// What this worker is called in `pg_stat_activity`.
+    static APPLICATION: Cell<&'static CStr> = const { Cell::new(c"pg_ttl_index worker") };
+}
+
+/// Says what this worker is called, before its settings are pinned.
+pub fn set_application(name: &'static CStr) {
+    APPLICATION.set(name);
+}
+
 /// Settings that `ALTER DATABASE` or `ALTER ROLE` may have changed, and that decide whether a transaction can sweep.
 pub fn pin_worker_settings() {
     for (name, value) in [
-        (c"application_name", c"pg_ttl_index worker"),
+        (c"application_name", APPLICATION.get()),
         (c"default_transaction_read_only", c"off"),
         (c"default_transaction_isolation", c"read committed"),
         (c"default_transaction_deferrable", c"off"),
@@ -99,6 +111,8 @@ pub fn pin_worker_settings() {
         (c"session_replication_role", c"origin"),
         (c"search_path", c"pg_catalog, pg_temp"),
         (c"plan_cache_mode", c"auto"),
+        // Otherwise the planner looks at the constraints of every table, and calls functions in them.
+        (c"constraint_exclusion", c"partition"),
         // In a deadlock with a user, who drops the extension say, the worker gives way.
         (c"deadlock_timeout", c"50ms"),
     ] {
@@ -114,15 +128,15 @@ pub fn pin_worker_settings() {
     }
 }
 
-/// Whether somebody is about to drop, rename or copy the database we are connected to. To be called in a transaction.
-pub fn is_database_wanted() -> bool {
-    // SAFETY: the lock tag is that of our database; the lock conflicts with what those commands hold, is not waited
+/// Whether somebody is about to drop, rename or copy a database. To be called in a transaction, in whatever database.
+pub fn is_database_wanted(database: pg_sys::Oid) -> bool {
+    // SAFETY: the lock tag is that of the database; the lock conflicts with what those commands hold, is not waited
     // for, and is released with the transaction.
     unsafe {
         let tag = pg_sys::LOCKTAG {
             locktag_field1: 0,
             locktag_field2: pg_sys::DatabaseRelationId.to_u32(),
-            locktag_field3: pg_sys::MyDatabaseId.to_u32(),
+            locktag_field3: database.to_u32(),
             locktag_field4: 0,
             locktag_type: pg_sys::LockTagType::LOCKTAG_OBJECT as u8,
             locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
@@ -138,8 +152,9 @@ pub fn has_extension() -> bool {
     unsafe { pg_sys::get_extension_oid(c"pg_ttl_index".as_ptr(), true) != pg_sys::InvalidOid }
 }
 
-/// The databases one can connect to and that are no templates. Works without a database connection, in a transaction.
-pub fn databases() -> Vec<pg_sys::Oid> {
+/// The databases one can connect to and that are no templates, with their names. Works without a database connection, in a
+/// transaction.
+pub fn databases() -> Vec<(pg_sys::Oid, String)> {
     let mut found = Vec::new();
     // SAFETY: a scan of a shared catalog, as the autovacuum launcher does it.
     unsafe {
@@ -153,7 +168,8 @@ pub fn databases() -> Vec<pg_sys::Oid> {
             }
             let database = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_database>();
             if database.datallowconn && !database.datistemplate {
-                found.push(database.oid);
+                let name = CStr::from_ptr(database.datname.data.as_ptr());
+                found.push((database.oid, name.to_string_lossy().into_owned()));
             }
         }
         pg_sys::table_endscan(scan);
@@ -166,6 +182,15 @@ pub fn databases() -> Vec<pg_sys::Oid> {
 pub fn current_database() -> pg_sys::Oid {
     // SAFETY: a backend-local value.
     unsafe { pg_sys::MyDatabaseId }
+}
+
+/// Its name. To be called in a transaction.
+pub fn current_database_name() -> String {
+    // SAFETY: a catalog lookup; the string is copied.
+    unsafe {
+        let name = pg_sys::get_database_name(pg_sys::MyDatabaseId);
+        if name.is_null() { String::new() } else { CStr::from_ptr(name).to_string_lossy().into_owned() }
+    }
 }
 
 /// Bytes of write-ahead log that this process has written.

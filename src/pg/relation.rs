@@ -1,8 +1,8 @@
 //! A relation's present shape, and locks on it.
 
 use super::expression::elements;
-use super::spi;
 use super::storage::{self, Kept};
+use super::{spi, trust};
 use pgrx::pg_sys;
 use pgrx::spi::quote_qualified_identifier;
 use std::ffi::CStr;
@@ -21,6 +21,8 @@ pub struct Shape {
     has_triggers: bool,
     /// Whether a DELETE does more than remove rows, or not all of them: by a trigger, a rule or a policy.
     has_side_effects: bool,
+    /// Whether the planner may call code of users when it looks at the relation: in what its indexes and statistics are on.
+    is_risky_to_plan: bool,
     /// By number, name, type and modifier.
     columns: Vec<(i16, String, pg_sys::Oid, i32)>,
 }
@@ -48,6 +50,16 @@ impl Shape {
     /// Whether it has triggers, those of foreign keys included.
     pub fn has_triggers(&self) -> bool {
         self.has_triggers
+    }
+
+    /// Whether looking for rows may run code of users, whatever is looked for.
+    pub fn is_risky_to_plan(&self) -> bool {
+        self.is_risky_to_plan
+    }
+
+    /// The type of a column.
+    pub fn type_of(&self, column: &str) -> Option<pg_sys::Oid> {
+        self.columns.iter().find(|(_, name, ..)| name == column).map(|(_, _, type_oid, _)| *type_oid)
     }
 
     /// Whether a row can be removed from the heap and nobody would have had anything to say about it.
@@ -91,6 +103,39 @@ unsafe fn has_delete_triggers(relation: pg_sys::Relation) -> bool {
                 || triggers.trig_delete_before_statement
                 || triggers.trig_delete_after_statement
         })
+    }
+}
+
+/// Whether the expressions and predicates of indexes and statistics call anything of users. They are read without being
+/// simplified, which would call it.
+///
+/// # Safety
+/// `relation` is open.
+unsafe fn is_risky_to_plan(relation: pg_sys::Relation) -> bool {
+    const INDEX: [u32; 2] = [pg_sys::Anum_pg_index_indexprs, pg_sys::Anum_pg_index_indpred];
+    const STATISTICS: [u32; 1] = [pg_sys::Anum_pg_statistic_ext_stxexprs];
+    // SAFETY: looks into the catalog caches; a tuple is valid until it is released, and the attributes are node trees.
+    unsafe {
+        let is_risky = |cache: i32, oid: pg_sys::Oid, attributes: &[u32]| {
+            let tuple = pg_sys::SearchSysCache1(cache, pg_sys::Datum::from(oid));
+            if tuple.is_null() {
+                return true;
+            }
+            let is_risky = attributes.iter().any(|attribute| {
+                let mut is_null = true;
+                let tree = pg_sys::SysCacheGetAttr(cache, tuple, *attribute as i16, &mut is_null);
+                !is_null
+                    && !trust::is_harmless(pg_sys::stringToNode(pg_sys::text_to_cstring(tree.cast_mut_ptr())).cast())
+            });
+            pg_sys::ReleaseSysCache(tuple);
+            is_risky
+        };
+        let index = pg_sys::SysCacheIdentifier::INDEXRELID as i32;
+        let statistics = pg_sys::SysCacheIdentifier::STATEXTOID as i32;
+        elements(pg_sys::RelationGetIndexList(relation)).iter().any(|cell| is_risky(index, cell.oid_value, &INDEX))
+            || elements(pg_sys::RelationGetStatExtList(relation))
+                .iter()
+                .any(|cell| is_risky(statistics, cell.oid_value, &STATISTICS))
     }
 }
 
@@ -201,6 +246,7 @@ pub fn lock(relid: pg_sys::Oid, lock: Lock) -> Option<Shape> {
             kept: storage::kept(relid).unwrap_or_else(|error| error.raise()),
             has_triggers: form.relhastriggers,
             has_side_effects: has_delete_triggers(relation) || form.relhasrules || form.relforcerowsecurity,
+            is_risky_to_plan: is_risky_to_plan(relation),
             columns,
         };
         pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);

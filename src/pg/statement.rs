@@ -1,7 +1,7 @@
 //! Commands that cannot run in a transaction, because they have several of their own.
 
-use super::transaction::{Failure, catch, set_time_limit};
-use super::{identity, process};
+use super::transaction::{Failure, catch, leave_nothing_behind, set_time_limit};
+use super::{board, identity, process};
 use crate::error::TtlError;
 use crate::guc;
 use pgrx::{PgList, PgMemoryContexts, pg_sys};
@@ -29,6 +29,7 @@ pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(),
     let text = CString::new(sql).unwrap_or_default();
     set_lock_timeout(patience);
     set_time_limit(guc::batch_timeout_ms());
+    board::report_busy(true);
     let result = as_role(role, || {
         in_transactions(|memory| {
             // SAFETY: in a transaction, with one statement that outlives it.
@@ -50,6 +51,7 @@ pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(),
     });
     set_time_limit(0);
     forget_settings();
+    board::report_busy(false);
     result
 }
 
@@ -142,6 +144,7 @@ fn in_transactions(work: impl FnOnce(pg_sys::MemoryContext)) -> Result<(), Failu
             pg_sys::AbortCurrentTransaction();
         }
         pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+        leave_nothing_behind();
         result
     }
 }

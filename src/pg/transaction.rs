@@ -1,5 +1,6 @@
 //! Work that fails alone.
 
+use super::board;
 use crate::error::TtlError;
 use crate::guc;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReport, ErrorReportWithLevel};
@@ -130,6 +131,7 @@ fn transaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failu
     unsafe {
         pg_sys::SetCurrentStatementStartTimestamp();
         pg_sys::StartTransactionCommand();
+        board::report_busy(true);
         set_time_limit(guc::batch_timeout_ms());
         let result = catch(|| {
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
@@ -143,9 +145,39 @@ fn transaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failu
             pg_sys::AbortCurrentTransaction();
         }
         pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+        leave_nothing_behind();
+        board::report_busy(false);
         // Autovacuum goes by these counts.
         pg_sys::pgstat_report_stat(true);
         result
+    }
+}
+
+/// Removes what code of users may have left in the session of a worker. Settings are undone with the transaction;
+/// PostgreSQL refuses cursors that are held, prepared statements, LISTEN and temporary relations in a restricted operation,
+/// but neither locks of the session nor other temporary objects. To be called outside a transaction.
+pub(super) fn leave_nothing_behind() {
+    let mut schemas = (pg_sys::InvalidOid, pg_sys::InvalidOid);
+    // SAFETY: outside a transaction, in a background worker; no advisory lock of its session is ours.
+    unsafe {
+        pg_sys::LockReleaseSession(pg_sys::USER_LOCKMETHOD as pg_sys::LOCKMETHODID);
+        pg_sys::GetTempNamespaceState(&mut schemas.0, &mut schemas.1);
+        if schemas.0 == pg_sys::InvalidOid {
+            return;
+        }
+        pg_sys::StartTransactionCommand();
+        let removed = catch(|| {
+            pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+            pg_sys::ResetTempTableNamespace();
+            pg_sys::PopActiveSnapshot();
+            pg_sys::CommitTransactionCommand();
+            Ok(())
+        });
+        if let Err(failure) = removed {
+            pg_sys::AbortCurrentTransaction();
+            pgrx::log!("pg_ttl_index could not remove temporary objects: {failure}");
+        }
+        pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
     }
 }
 

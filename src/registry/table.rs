@@ -52,7 +52,7 @@ impl Table {
         // Checked before the lock, so that nobody can hold up a table of somebody else, and again after it.
         Self::describe(relid)?;
         // Who makes an index for the table holds that lock, and may be waiting for us. He begins again later.
-        board::cancel_builders_on(relid);
+        board::end_builders_on(relid);
         access::lock_against_ddl(relid);
         Self::describe(relid)
     }

@@ -14,7 +14,7 @@ pub fn of(rule: &Rule) -> Result<Option<Interval>, TtlError> {
     in_sandbox(rule, || {
         let cutoff = cutoff::of(rule)?;
         let mut queries = Vec::new();
-        for leaf in leaf::find(rule, &cutoff.literal)?.sweepable {
+        for leaf in leaf::find(rule, &cutoff.literal, false)?.sweepable {
             let Some(leaf) = leaf.observe(rule)? else { continue };
             let statements = Statements::new(rule, &cutoff.literal, &leaf.name);
             if Scan::begin(rule, &leaf, statements.clone())?.is_ordered() {

@@ -6,7 +6,7 @@ use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Lock, Shape};
-use crate::pg::{access, spi, storage};
+use crate::pg::{access, simple, spi, storage};
 use crate::rule::PartitionAction;
 use pgrx::pg_sys::Oid;
 use std::collections::VecDeque;
@@ -29,6 +29,8 @@ pub struct Leaves {
     /// Partitions that are being detached, each with its parent.
     pub pending: Vec<(Oid, Oid)>,
     pub sweepable: VecDeque<Leaf>,
+    /// Whether there may be some, and nobody has looked what speaks against it.
+    pub are_undecided: bool,
     /// Relations that cannot be swept, each with the reason.
     pub skipped: Vec<(Leaf, String)>,
 }
@@ -65,11 +67,21 @@ impl Leaf {
 }
 
 impl Leaf {
+    /// Whether looking for expired rows here may run code of users. To be called when it has been observed.
+    pub fn search_runs_user_code(&self, rule: &Rule) -> bool {
+        let Some(shape) = &self.shape else { return true };
+        let is_simple = |filter: &String| simple::is_simple(filter, |column| shape.type_of(column));
+        rule.attnum.is_none() || shape.is_risky_to_plan() || !rule.options.filter.as_ref().is_none_or(is_simple)
+    }
+
+    /// Whether removing rows here may run code of users, beyond looking for them.
+    pub fn removal_runs_user_code(&self, rule: &Rule) -> bool {
+        rule.mark.is_some() || rule.options.has_audience() || !self.shape.as_ref().is_some_and(Shape::is_plain)
+    }
+
     /// This relation, if a DELETE by its owner would do nothing but remove rows from its heap.
     pub fn plain_heap(&self, rule: &Rule) -> Option<Oid> {
-        let is_plain =
-            rule.mark.is_none() && !rule.options.has_audience() && self.shape.as_ref().is_some_and(Shape::is_plain);
-        (is_plain && access::may_delete(self.relid)).then_some(self.relid)
+        (!self.removal_runs_user_code(rule) && access::may_delete(self.relid)).then_some(self.relid)
     }
 
     /// Refuses to go on if removing rows here would run triggers of tables that somebody else owns. To be called with this
@@ -83,8 +95,9 @@ impl Leaf {
     }
 }
 
-/// Finds the leaves that can hold rows up to the cutoff. Partitions that cannot, by their lower bound, are not touched.
-pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
+/// Finds the leaves that can hold rows up to the cutoff. Partitions that cannot, by their lower bound, are not touched. Where
+/// partitions are left to others anyway, what speaks against their going as a whole is not asked.
+pub fn find(rule: &Rule, cutoff: &str, leaves_parts: bool) -> Result<Leaves, TtlError> {
     // What the table is may have changed since it was registered.
     storage::check(rule.relid)?;
     if !rule.has_children {
@@ -159,7 +172,10 @@ pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
             (None, None) => leaves.sweepable.push_back(leaf),
         }
     }
-    leaves.sort_out(rule, parts, cutoff)?;
+    leaves.are_undecided = leaves_parts && !parts.is_empty();
+    if !leaves.are_undecided {
+        leaves.sort_out(rule, parts, cutoff)?;
+    }
     Ok(leaves)
 }
 

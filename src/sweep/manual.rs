@@ -64,7 +64,7 @@ fn sweep_rule(
     let started = Instant::now();
     let mut reported = started;
     let name = format!("TTL rule on {rule}");
-    let Some(mut sweep) = Sweep::begin(catalog, rule, trigger, scope)? else { return Ok(0) };
+    let Some(mut sweep) = Sweep::begin(catalog, rule, trigger, scope, false)? else { return Ok(0) };
     let end = loop {
         process::check_for_interrupts();
         let left = most - sweep.tally.rows;

@@ -37,7 +37,10 @@ use scan::Scan;
 pub use scan::serving_index;
 use statement::Statements;
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long a step looks for rows before it ends without any.
+const LONGEST_SEARCH: Duration = Duration::from_millis(500);
 
 /// What a sweep has done so far.
 #[derive(Debug, Default)]
@@ -70,6 +73,8 @@ pub enum Step {
     Busy,
     /// The rule wants no more in one sweep; the next one goes on.
     Enough,
+    /// The next step may run code of users, and this sweep may not.
+    NeedsHelper,
 }
 
 pub struct Sweep {
@@ -85,6 +90,8 @@ pub struct Sweep {
     pace: Pace,
     /// What to report when everything else is done.
     late: Option<Failure>,
+    /// Whether it ends before code of users would run.
+    is_aloof: bool,
 }
 
 /// The leaf at hand.
@@ -98,10 +105,24 @@ struct Work {
     found: VecDeque<Tid>,
 }
 
+/// What a look at a leaf came to.
+enum Begun {
+    Work(Box<Work>),
+    /// It has changed.
+    Outdated,
+    NeedsHelper,
+}
+
 impl Sweep {
     /// Fixes the cutoff, and with it what this sweep is going to remove. `None` if the rule has changed since it was
-    /// loaded.
-    pub fn begin(catalog: &Catalog, rule: Rule, trigger: Trigger, scope: Scope) -> Result<Option<Self>, Failure> {
+    /// loaded. One that is aloof ends with [`Step::NeedsHelper`] before code of users would run.
+    pub fn begin(
+        catalog: &Catalog,
+        rule: Rule,
+        trigger: Trigger,
+        scope: Scope,
+        is_aloof: bool,
+    ) -> Result<Option<Self>, Failure> {
         let catalog = catalog.clone();
         if let Some(lacks) = &rule.lacks {
             return Err(lacks.clone());
@@ -110,7 +131,7 @@ impl Sweep {
             rule.archive.map_or(Ok(()), |archive| Archive::check_apart(archive, rule.relid))?;
             in_sandbox(&rule, || {
                 let cutoff = cutoff::of(&rule)?;
-                let leaves = leaf::find(&rule, &cutoff.literal)?;
+                let leaves = leaf::find(&rule, &cutoff.literal, is_aloof)?;
                 Ok((cutoff.literal, cutoff.present, leaves))
             })
         });
@@ -129,6 +150,7 @@ impl Sweep {
                     work: None,
                     pace,
                     late: None,
+                    is_aloof,
                 }))
             }
             Err(_) if has_changed(&catalog, &rule, scope)? => Ok(None),
@@ -162,8 +184,13 @@ impl Sweep {
     }
 
     fn try_step(&mut self, limit: usize) -> Result<Step, Failure> {
+        let started = Instant::now();
         loop {
             let Some(work) = &mut self.work else {
+                // What becomes of whole partitions calls functions in their constraints.
+                if self.is_aloof && (self.leaves.are_undecided || self.has_pending()) {
+                    return Ok(Step::NeedsHelper);
+                }
                 if let Some(pending) = self.pending() {
                     return self.finalize(pending);
                 }
@@ -173,14 +200,18 @@ impl Sweep {
                 let Some(leaf) = self.leaves.sweepable.pop_front() else {
                     return self.late.take().map_or(Ok(Step::Finished), Err);
                 };
-                match self.scope.attempt(|| begin_leaf(&self.rule, &self.cutoff, leaf))? {
-                    Some(work) if self.awaits_index(&work.scan) => {}
-                    Some(work) => self.work = Some(work),
-                    None => return Ok(Step::Outdated),
+                match self.scope.attempt(|| begin_leaf(&self.rule, &self.cutoff, leaf, self.is_aloof))? {
+                    Begun::Work(work) if self.awaits_index(&work.scan) => {}
+                    Begun::Work(work) => self.work = Some(*work),
+                    Begun::Outdated => return Ok(Step::Outdated),
+                    Begun::NeedsHelper => return Ok(Step::NeedsHelper),
                 }
                 continue;
             };
             if !work.found.is_empty() {
+                if self.is_aloof && work.leaf.removal_runs_user_code(&self.rule) {
+                    return Ok(Step::NeedsHelper);
+                }
                 return self.remove(limit);
             }
             if work.scan.is_exhausted() {
@@ -202,6 +233,10 @@ impl Sweep {
                     work.found.extend(found.tids);
                 }
                 None => return Ok(Step::Outdated),
+            }
+            // A large table in which nothing is found takes many looks: others have their turn in between.
+            if self.work.as_ref().is_some_and(|work| work.found.is_empty()) && started.elapsed() >= LONGEST_SEARCH {
+                return Ok(Step::Removed(0));
             }
         }
     }
@@ -366,14 +401,17 @@ fn record(catalog: &Catalog, outcome: &Outcome<'_>) -> Result<(), TtlError> {
     identity::with_settings(&[(c"lock_timeout", &lock_timeout())], || catalog.record_outcome(outcome))
 }
 
-/// Looks at a leaf before anything is done to it. `None` if it has changed.
-fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf) -> Result<Option<Work>, TtlError> {
+/// Looks at a leaf before anything is done to it.
+fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf, is_aloof: bool) -> Result<Begun, TtlError> {
     in_sandbox(rule, || {
-        let Some(leaf) = leaf.observe(rule)? else { return Ok(None) };
+        let Some(leaf) = leaf.observe(rule)? else { return Ok(Begun::Outdated) };
+        if is_aloof && leaf.search_runs_user_code(rule) {
+            return Ok(Begun::NeedsHelper);
+        }
         let (archive, audience) = audience::open(rule, &leaf)?;
         let statements = Statements::new(rule, cutoff, &leaf.name).with_audience(audience);
         let scan = Scan::begin(rule, &leaf, statements.clone())?;
-        Ok(Some(Work { leaf, archive, scan, statements, remover: None, found: VecDeque::new() }))
+        Ok(Begun::Work(Box::new(Work { leaf, archive, scan, statements, remover: None, found: VecDeque::new() })))
     })
 }
 

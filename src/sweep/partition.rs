@@ -176,6 +176,11 @@ impl Sweep {
         self.leaves.pending.pop().filter(|_| detaches)
     }
 
+    /// Whether there is one.
+    pub(super) fn has_pending(&self) -> bool {
+        self.rule.options.partition_action == PartitionAction::Detach && !self.leaves.pending.is_empty()
+    }
+
     pub(super) fn finalize(&mut self, pending: (Oid, Oid)) -> Result<Step, Failure> {
         if is_in_use(pending.0, self.scope)? {
             let name = self.scope.attempt(|| Ok(Regclass(pending.0).qualified_name()))?;

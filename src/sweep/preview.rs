@@ -59,7 +59,7 @@ pub fn of(catalog: &Catalog, rule: &Rule) -> Result<Vec<Preview>, TtlError> {
     let rate = limits.into_iter().flatten().map(f64::from).chain(rate).reduce(f64::min).filter(|_| rate.is_some());
     in_sandbox(rule, || {
         let cutoff = cutoff::of(rule)?;
-        let leaves = leaf::find(rule, &cutoff.literal)?;
+        let leaves = leaf::find(rule, &cutoff.literal, false)?;
         let budget = Budget::for_each_of(leaves.sweepable.len());
         let mut previews = Vec::new();
         for part in leaves.whole {

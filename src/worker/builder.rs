@@ -1,8 +1,9 @@
 //! A builder: it makes the index of one rule, and may have to wait long for others while it does.
 
 use super::hire;
+use crate::pg::board::{self, Role};
+use crate::pg::process;
 use crate::pg::transaction::Scope;
-use crate::pg::{board, process};
 use crate::sweep::build;
 use pgrx::bgworkers::DynamicBackgroundWorker;
 use pgrx::prelude::*;
@@ -15,7 +16,9 @@ pub fn start(rule_id: i64) -> Option<DynamicBackgroundWorker> {
 #[pg_guard]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn pg_ttl_index_builder_main(argument: pg_sys::Datum) {
-    let Some((catalog, rule, _)) = hire::begin(argument) else { return };
+    let Some(rule_id) = hire::begin(argument, c"pg_ttl_index builder", |_| Role::Builder) else { return };
+    let Ok((catalog, mut rules)) = hire::load_rules(Some(rule_id)) else { return };
+    let Some((Ok(rule), _)) = rules.pop() else { return };
     process::report_activity(Some(&format!("making the index for {rule}")));
     match build::run(&catalog, &rule) {
         // The rule can be swept by it at once.

@@ -1,16 +1,19 @@
-//! The worker of a database: it stays as long as the extension is there, and gives every due rule its turn.
+//! The worker of a database: it stays as long as there are rules, and gives every due rule its turn. It runs no code of users,
+//! and so cannot be held up by any: what may run some goes to a helper.
 
-use super::schedule::{self, Opening};
+use super::helpers::Helpers;
+use super::hire::{has_ended, load_rules};
+use super::schedule::Opening;
 use super::turn::{Job, Turn, Work, finish, report_broken, take_turn};
-use super::{LIBRARY, TYPE, builder, helper};
-use crate::catalog::{Broken, Catalog, Rule};
+use super::{LIBRARY, TYPE, builder};
+use crate::catalog::{Catalog, Rule};
 use crate::guc;
-use crate::pg::board::{self, Role};
+use crate::pg::board::{self, Leave, Role};
 use crate::pg::process;
-use crate::pg::transaction::{Failure, Scope, subtransaction};
+use crate::pg::transaction::Scope;
 use crate::rule::Ttl;
 use crate::sweep::{Step, pace};
-use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BackgroundWorkerStatus, DynamicBackgroundWorker};
+use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, DynamicBackgroundWorker};
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
@@ -18,11 +21,13 @@ use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// How often an idle worker looks whether it is in somebody's way.
-pub const LOOK_UP: Duration = Duration::from_secs(1);
+const LOOK_UP: Duration = Duration::from_secs(1);
+/// How long a worker stays in a database without rules, if nobody waits for its process: the first rule may come soon.
+const LINGER: Duration = Duration::from_secs(20);
 
-/// Starts the worker of a database.
+/// Starts the worker of a database; `None` if no process is free.
 pub fn start(database: Oid) -> Option<DynamicBackgroundWorker> {
-    let started = BackgroundWorkerBuilder::new(TYPE)
+    BackgroundWorkerBuilder::new(TYPE)
         .set_type(TYPE)
         .set_library(LIBRARY)
         .set_function("pg_ttl_index_worker_main")
@@ -30,8 +35,8 @@ pub fn start(database: Oid) -> Option<DynamicBackgroundWorker> {
         .set_notify_pid(process::pid())
         .enable_spi_access()
         .set_restart_time(None)
-        .load_dynamic();
-    started.inspect_err(|_| log!("pg_ttl_index found no free worker slot, see max_worker_processes")).ok()
+        .load_dynamic()
+        .ok()
 }
 
 #[pg_guard]
@@ -40,20 +45,36 @@ pub extern "C-unwind" fn pg_ttl_index_worker_main(argument: pg_sys::Datum) {
     process::attach_signal_handlers();
     BackgroundWorker::connect_worker_to_spi_by_oid(Some(Oid::from(argument.value() as u32)), None);
     process::pin_worker_settings();
-    if !may_stay() || board::take_slot(Role::Database).is_none() {
-        return;
+    board::worker_begins();
+    match standing() {
+        Standing::Wanted if board::take_slot(Role::Database).is_some() => {}
+        Standing::Idle => return board::report_leave(Leave::Resting),
+        _ => return,
     }
     process::report_activity(None);
     let mut worker = Worker::default();
     loop {
         process::reload_configuration();
-        if !may_stay() {
-            worker.leave();
-            return;
+        // Before the look at how things stand: whoever changes something after it wakes us again, or, if we leave, the launcher.
+        worker.is_woken |= board::take_wakeup();
+        match standing() {
+            Standing::Wanted => {}
+            standing => {
+                worker.leave();
+                if standing == Standing::Idle {
+                    board::report_leave(Leave::Resting);
+                }
+                return;
+            }
         }
         if guc::enabled() {
             worker.load_due_rules();
             worker.give_turns();
+            worker.see_to_helpers();
+            if let Some(leave) = worker.may_leave() {
+                worker.leave();
+                return board::report_leave(leave);
+            }
         } else {
             worker.leave();
         }
@@ -63,62 +84,50 @@ pub extern "C-unwind" fn pg_ttl_index_worker_main(argument: pg_sys::Datum) {
     }
 }
 
-/// Whether this process has any business in this database: the extension is there, sweeping was not switched off, and
-/// nobody wants the database to himself.
+/// Whether this process has any business in this database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Wanted,
+    /// There is no extension, or sweeping was switched off.
+    Idle,
+    /// Somebody wants the database to himself, or nobody can tell.
+    InTheWay,
+}
+
+fn standing() -> Standing {
+    let looked = Scope::Transaction.attempt(|| {
+        if process::is_database_wanted(process::current_database()) {
+            return Ok(Standing::InTheWay);
+        }
+        let is_on = process::has_extension() && Catalog::open()?.is_sweeping_on()?;
+        Ok(if is_on { Standing::Wanted } else { Standing::Idle })
+    });
+    looked.unwrap_or(Standing::InTheWay)
+}
+
 pub fn may_stay() -> bool {
-    Scope::Transaction
-        .attempt(|| {
-            Ok(process::has_extension() && !process::is_database_wanted() && Catalog::open()?.is_sweeping_on()?)
-        })
-        .unwrap_or(false)
-}
-
-/// The catalog, and the rules in it that workers may sweep, each with the state of its window.
-pub fn load_rules() -> Result<(Catalog, Vec<Loaded>), Failure> {
-    Scope::Transaction.attempt(|| {
-        let catalog = Catalog::open()?;
-        let mut loaded = Vec::new();
-        for rule in catalog.rules_for_workers()? {
-            loaded.push(match rule {
-                Ok(rule) => with_opening(rule),
-                Err(broken) => (Err(broken), None),
-            });
-        }
-        Ok((catalog, loaded))
-    })
-}
-
-type Loaded = (Result<Rule, Broken>, Option<Opening>);
-
-/// A rule with the state of its window. A time zone that is not known any more is the rule's own problem.
-fn with_opening(rule: Rule) -> Loaded {
-    if rule.options.run_window.is_none() {
-        return (Ok(rule), None);
-    }
-    match subtransaction(|| schedule::opening_of(&rule)) {
-        Ok(opening) => (Ok(rule), opening),
-        Err(failure) => {
-            let is_known = rule.last_error.as_deref() == Some(&failure.to_string());
-            let Rule { id: rule_id, version, is_due, .. } = rule;
-            (Err(Broken { rule_id, version, failure, is_due, is_known }), None)
-        }
-    }
+    standing() == Standing::Wanted
 }
 
 #[derive(Default)]
 struct Worker {
     /// Rules whose turn is yet to come, in order.
     queue: VecDeque<Job>,
-    /// Rules that a helper has taken over.
-    helpers: HashMap<i64, DynamicBackgroundWorker>,
-    /// Rules whose index is being made.
-    builders: HashMap<i64, DynamicBackgroundWorker>,
+    /// When owners last had a turn.
+    served: HashMap<Oid, Instant>,
+    helpers: Helpers,
+    /// Rules whose index is being made, with their owners.
+    builders: HashMap<i64, (Oid, DynamicBackgroundWorker)>,
+    /// Whether somebody changed a rule.
+    is_woken: bool,
     /// When the last pass over all rules began.
     loaded: Option<Instant>,
     /// When a rule with times of its own wants to be looked at before the next pass.
     early: Option<Instant>,
     /// When the sweeps of rules that have an interval of their own began.
     begun: HashMap<i64, Instant>,
+    /// Since when there is no rule.
+    without_rules: Option<Instant>,
 }
 
 impl Worker {
@@ -133,37 +142,38 @@ impl Worker {
     fn load_due_rules(&mut self) {
         let now = Instant::now();
         self.see_builders_off();
-        let is_pass = board::take_wakeup() || self.loaded.is_none_or(|loaded| now - loaded >= guc::naptime());
+        self.is_woken |= board::take_wakeup();
+        let is_pass = self.is_woken || self.loaded.is_none_or(|loaded| now - loaded >= guc::naptime());
         if !is_pass && self.early.is_none_or(|early| now < early) {
             return;
         }
         if is_pass {
             self.loaded = Some(now);
+            self.is_woken = false;
         }
         self.early = None;
         self.report_next_turn();
-        self.helpers.retain(|_, helper| !has_ended(helper));
-        let (catalog, rules) = match load_rules() {
+        let (catalog, rules) = match load_rules(None) {
             Ok(loaded) => loaded,
             Err(failure) => {
                 log!("pg_ttl_index could not read its rules: {failure}");
                 return;
             }
         };
+        self.look_for_rules(&catalog, rules.is_empty());
         for (rule, opening) in rules {
             let id = rule.as_ref().map_or_else(|broken| broken.rule_id, |rule| rule.id);
-            if self.helpers.contains_key(&id) || self.queue.iter().any(|job| job.rule_id() == id) {
+            if self.helpers.have(id) || self.queue.iter().any(|job| job.rule().id == id) {
                 continue;
             }
             match rule {
                 Ok(rule) => {
                     if rule.pending_index.is_some() && rule.may_build {
-                        self.start_builder(id);
+                        self.start_builder(id, rule.owner);
                     }
                     if self.is_time_for(&rule, opening, is_pass) {
                         let closes_at = opening.map(|opening| opening.until);
-                        let work = Work::Due(catalog.clone(), Box::new(rule));
-                        self.queue.push_back(Job { work, closes_at, not_before: now, begun: None });
+                        self.queue.push_back(Job::new(catalog.clone(), rule, closes_at));
                     }
                 }
                 Err(broken) if broken.is_due => {
@@ -175,8 +185,21 @@ impl Worker {
         self.report_next_turn();
     }
 
+    /// Takes down since when there is nothing to do, now or later.
+    fn look_for_rules(&mut self, catalog: &Catalog, none_to_sweep: bool) {
+        let has_none = none_to_sweep
+            && Scope::Transaction
+                .attempt(|| catalog.has_active_rules())
+                .is_ok_and(|has_active_rules| !has_active_rules);
+        self.without_rules = has_none.then(|| self.without_rules.unwrap_or_else(Instant::now));
+    }
+
     fn report_next_turn(&self) {
-        board::report_next_pass(i64::from(clock_timestamp()) + self.time_to_next_turn().as_micros() as i64);
+        board::report_next_pass(self.next_turn());
+    }
+
+    fn next_turn(&self) -> i64 {
+        i64::from(clock_timestamp()) + self.time_to_next_turn().as_micros() as i64
     }
 
     /// Whether a rule is to be swept now. If it has times of its own, the next of them is taken down.
@@ -198,8 +221,10 @@ impl Worker {
         if let Some(next) = next {
             board::report_due(rule.id, i64::from(clock_timestamp()) + (next - now).as_micros() as i64);
         }
-        let early = self.early.into_iter().chain(next.map(|next| next.max(now + Duration::from_millis(100))));
-        self.early = early.min();
+        // One that failed is tried again when its time comes, and not only with the next pass.
+        let retry = (!rule.is_due && !rule.rests_for.is_zero()).then(|| now + rule.rests_for);
+        let soon = now + Duration::from_millis(100);
+        self.early = self.early.into_iter().chain(next.or(retry).map(|at| at.max(soon))).min();
         is_time
     }
 
@@ -207,40 +232,9 @@ impl Worker {
     /// due meanwhile.
     fn give_turns(&mut self) {
         let mut looked_up = Instant::now();
-        while let Some(place) = self.queue.iter().position(|job| job.not_before <= Instant::now()) {
-            let Some(job) = self.queue.remove(place) else { return };
-            let (id, closes_at, begun) = (job.rule_id(), job.closes_at, job.begun.unwrap_or_else(Instant::now));
-            let turn = take_turn(job);
-            match turn {
-                Turn::Ended { is_through: true } => {
-                    self.begun.insert(id, begun);
-                }
-                // A rule whose sweep was interrupted does not rest, unless it failed.
-                Turn::Ended { is_through: false } => {
-                    self.begun.remove(&id);
-                    self.look_soon();
-                }
-                Turn::More(..) => {}
-            }
-            if let Turn::More(sweep, wait) = turn {
-                // A rule with a backlog, and others waiting: a helper takes it over from where the catalog says it is.
-                let may_help = wait.is_zero() && !self.queue.is_empty();
-                match may_help.then(|| self.start_helper(id)).flatten() {
-                    Some(helper) => {
-                        finish(*sweep, &Ok(Step::Outdated));
-                        self.helpers.insert(id, helper);
-                    }
-                    None => {
-                        let not_before = Instant::now() + wait;
-                        self.queue.push_back(Job {
-                            work: Work::Begun(sweep),
-                            closes_at,
-                            not_before,
-                            begun: Some(begun),
-                        });
-                    }
-                }
-            }
+        while let Some(job) = self.next_job() {
+            self.give_turn(job);
+            self.see_to_helpers();
             process::reload_configuration();
             let is_time = looked_up.elapsed() >= LOOK_UP;
             if is_time {
@@ -253,29 +247,87 @@ impl Worker {
         }
     }
 
-    /// Ends what is under way. Helpers see for themselves that they are not wanted; a builder may be waiting for others.
-    fn leave(&mut self) {
-        for (_, builder) in self.builders.drain() {
-            builder.terminate();
-        }
-        for job in self.queue.drain(..) {
-            if let Work::Begun(sweep) = job.work {
-                finish(*sweep, &Ok(Step::Outdated));
+    /// The next that has not to wait, of the owner who had a turn longest ago.
+    fn next_job(&mut self) -> Option<Job> {
+        let now = Instant::now();
+        let ready = self.queue.iter().enumerate().filter(|(_, job)| job.not_before <= now);
+        let (place, _) = ready.min_by_key(|(place, job)| (self.served.get(&job.rule().owner), *place))?;
+        self.queue.remove(place)
+    }
+
+    fn give_turn(&mut self, job: Job) {
+        let (id, owner, closes_at) = (job.rule().id, job.rule().owner, job.closes_at);
+        let begun = job.begun.unwrap_or_else(Instant::now);
+        self.served.insert(owner, Instant::now());
+        // Without shared memory there are no helpers.
+        match take_turn(job, board::is_preloaded()) {
+            Turn::Ended { is_through } => self.end_sweep(id, begun, is_through),
+            Turn::NeedsHelper => self.helpers.hand_over(id, owner.to_u32(), begun),
+            Turn::More(sweep, wait) => {
+                // A rule with a backlog, and others waiting: a helper takes it over from where the catalog says it is.
+                if wait.is_zero() && !self.queue.is_empty() && self.helpers.have_room() {
+                    finish(*sweep, &Ok(Step::Outdated));
+                    return self.helpers.hand_over(id, owner.to_u32(), begun);
+                }
+                let not_before = Instant::now() + wait;
+                self.queue.push_back(Job { work: Work::Begun(sweep), closes_at, not_before, begun: Some(begun) });
             }
         }
     }
 
-    /// Some at a time, beside the workers that sweep: they spend most of their time waiting.
-    fn start_builder(&mut self, rule_id: i64) {
-        if self.builders.len() < guc::max_workers() && !self.builders.contains_key(&rule_id) {
-            self.builders.extend(builder::start(rule_id).map(|builder| (rule_id, builder)));
+    /// A rule whose sweep was interrupted does not rest, unless it failed.
+    fn end_sweep(&mut self, id: i64, begun: Instant, is_through: bool) {
+        if is_through {
+            self.begun.insert(id, begun);
+        } else {
+            self.begun.remove(&id);
+            self.look_soon();
+        }
+    }
+
+    fn see_to_helpers(&mut self) {
+        for returned in self.helpers.see_to() {
+            self.end_sweep(returned.rule_id, returned.begun.unwrap_or_else(Instant::now), returned.is_through);
+        }
+    }
+
+    /// Whether its process is of more use elsewhere, now that it has nothing to do: in a database without rules after a
+    /// while, and otherwise where others wait for one.
+    fn may_leave(&mut self) -> Option<Leave> {
+        let is_idle = self.queue.is_empty() && self.builders.is_empty() && self.loaded.is_some() && !self.is_woken;
+        if !board::is_preloaded() || !is_idle {
+            return None;
+        }
+        if let Some(since) = self.without_rules {
+            return (since.elapsed() >= LINGER || board::somebody_waits()).then_some(Leave::Resting);
+        }
+        // What has to wait for a helper is found again by the next worker.
+        (self.helpers.are_missing() && board::make_way()).then(|| Leave::Turn { due: self.next_turn() })
+    }
+
+    /// Ends what is under way, at once: helpers may run code that does not end, builders may be waiting for others.
+    fn leave(&mut self) {
+        self.helpers.end_all();
+        for (_, (_, builder)) in self.builders.drain() {
+            builder.terminate();
+        }
+        self.queue.drain(..).for_each(Job::abandon);
+    }
+
+    /// Some at a time, beside the workers that sweep: they spend most of their time waiting. An owner who has none gets one,
+    /// however long those of others take.
+    fn start_builder(&mut self, rule_id: i64, owner: Oid) {
+        let has_one = self.builders.values().any(|(of, _)| *of == owner);
+        let may_start = self.builders.len() < guc::max_workers() || !has_one;
+        if may_start && !self.builders.contains_key(&rule_id) {
+            self.builders.extend(builder::start(rule_id).map(|builder| (rule_id, (owner, builder))));
         }
     }
 
     /// One that has ended may have been stopped by somebody, and still be wanted: its rule is looked at again soon.
     fn see_builders_off(&mut self) {
         let before = self.builders.len();
-        self.builders.retain(|_, builder| !has_ended(builder));
+        self.builders.retain(|_, (_, builder)| !has_ended(builder));
         if self.builders.len() < before {
             self.look_soon();
         }
@@ -284,14 +336,4 @@ impl Worker {
     fn look_soon(&mut self) {
         self.early = self.early.into_iter().chain([Instant::now() + LOOK_UP]).min();
     }
-
-    fn start_helper(&mut self, rule_id: i64) -> Option<DynamicBackgroundWorker> {
-        self.helpers.retain(|_, helper| !has_ended(helper));
-        // Without shared memory nobody could see what a helper does.
-        (board::is_preloaded() && self.helpers.len() + 1 < guc::max_workers()).then(|| helper::start(rule_id)).flatten()
-    }
-}
-
-fn has_ended(worker: &DynamicBackgroundWorker) -> bool {
-    matches!(worker.pid(), Err(BackgroundWorkerStatus::Stopped))
 }

@@ -1,43 +1,109 @@
-//! A helper: it sweeps one rule with a backlog to its end, so that the others do not wait.
+//! A helper: it sweeps rules of one owner that may run code of that owner, or that have a backlog.
 
-use super::database::{LOOK_UP, may_stay};
 use super::hire;
-use super::turn::{Advance, advance, finish};
-use crate::catalog::Trigger;
+use super::turn::{Job, Turn, Work, report_broken, take_turn};
 use crate::guc;
+use crate::pg::board::{self, Role};
 use crate::pg::process;
-use crate::pg::transaction::Scope;
-use crate::sweep::{Step, Sweep};
 use pgrx::bgworkers::DynamicBackgroundWorker;
+use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
-/// Starts a helper in this database.
-pub fn start(rule_id: i64) -> Option<DynamicBackgroundWorker> {
-    hire::start("pg_ttl_index helper", "pg_ttl_index_helper_main", rule_id)
+/// How long a helper stays without anything to do: another pass may come soon.
+const LINGER: Duration = Duration::from_secs(5);
+/// How old it may grow: whatever code of users has left in it that nobody knows of ends with it.
+const LIFE: Duration = Duration::from_secs(60);
+
+/// How many helpers there may be as a rule: with the worker of the database no more than `max_workers`, but always one.
+pub fn most() -> usize {
+    guc::max_workers().saturating_sub(1).max(1)
+}
+
+/// Starts a helper for rules of an owner in this database.
+pub fn start(owner: u32) -> Option<DynamicBackgroundWorker> {
+    hire::start("pg_ttl_index helper", "pg_ttl_index_helper_main", owner.into())
 }
 
 #[pg_guard]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn pg_ttl_index_helper_main(argument: pg_sys::Datum) {
-    let Some((catalog, rule, opening)) = hire::begin(argument) else { return };
-    if opening.is_some_and(|opening| !opening.is_open) {
-        return;
-    }
-    let closes_at = opening.map(|opening| opening.until);
-    process::report_activity(Some(&format!("sweeping {rule}")));
-    let Ok(Some(mut sweep)) = Sweep::begin(&catalog, rule, Trigger::Worker, Scope::Transaction) else { return };
-    let end = loop {
+    let role = |owner: i64| Role::Helper { owner: owner as u32 };
+    let Some(owner) = hire::begin(argument, c"pg_ttl_index helper", role) else { return };
+    let mut queue = VecDeque::new();
+    help(owner as u32, &mut queue);
+    queue.into_iter().for_each(Job::abandon);
+    board::give_back_tasks();
+}
+
+/// Sweeps until there is nothing more to do, or others are to have their turn.
+fn help(owner: u32, queue: &mut VecDeque<Job>) {
+    let started = Instant::now();
+    let mut busy_at = started;
+    let database: Oid = process::current_database();
+    loop {
         process::reload_configuration();
-        if !guc::enabled() || !may_stay() {
-            break Ok(Step::Outdated);
+        // Without a worker nobody would see if code of users does not end.
+        if !guc::enabled() || !board::has_worker(database) {
+            return;
         }
-        match advance(&mut sweep, closes_at) {
-            Ok(Advance::Went) if guc::batch_delay().is_zero() => {}
-            Ok(Advance::Went) => process::idle(guc::batch_delay()),
-            Ok(Advance::Wait(wait)) => process::idle(wait.min(LOOK_UP)),
-            Ok(Advance::Ended(end)) => break Ok(end),
-            Err(failure) => break Err(failure),
+        if let Some(rule_id) = board::take_task() {
+            match load(rule_id, owner) {
+                Some(job) => queue.push_back(job),
+                None => board::end_task(rule_id, false),
+            }
         }
-    };
-    finish(sweep, &end);
+        let Some(job) = next(queue) else {
+            let is_over = busy_at.elapsed() >= LINGER || started.elapsed() >= LIFE || board::somebody_waits();
+            if queue.is_empty() && is_over || board::is_in_the_way(most()) {
+                return;
+            }
+            process::report_activity(None);
+            let waits = queue.iter().map(|job| job.not_before.saturating_duration_since(Instant::now()));
+            process::idle(waits.fold(Duration::from_secs(1), Duration::min));
+            continue;
+        };
+        serve(job, queue);
+        busy_at = Instant::now();
+        if board::is_in_the_way(most()) {
+            return;
+        }
+    }
+}
+
+/// The next job that has not to wait.
+fn next(queue: &mut VecDeque<Job>) -> Option<Job> {
+    let place = queue.iter().position(|job| job.not_before <= Instant::now())?;
+    queue.remove(place)
+}
+
+/// A rule that this helper was given, as it is now; `None` if it is not to be swept.
+fn load(rule_id: i64, owner: u32) -> Option<Job> {
+    let (catalog, mut rules) = hire::load_rules(Some(rule_id)).ok()?;
+    let (rule, opening) = rules.pop()?;
+    match rule {
+        Ok(rule) if rule.owner.to_u32() != owner || opening.is_some_and(|opening| !opening.is_open) => None,
+        Ok(rule) => Some(Job::new(catalog, rule, opening.map(|opening| opening.until))),
+        Err(broken) => {
+            report_broken(&catalog, (rule_id, broken.version), &broken.failure, broken.is_known);
+            None
+        }
+    }
+}
+
+/// Gives a job its turn. If it has not ended, it goes behind the others.
+fn serve(job: Job, queue: &mut VecDeque<Job>) {
+    let (rule_id, closes_at) = (job.rule().id, job.closes_at);
+    board::begin_turn(rule_id, job.rule().version);
+    let turn = take_turn(job, false);
+    board::end_turn();
+    match turn {
+        Turn::Ended { is_through } => board::end_task(rule_id, is_through),
+        Turn::NeedsHelper => board::end_task(rule_id, false),
+        Turn::More(sweep, wait) => {
+            let not_before = Instant::now() + wait;
+            queue.push_back(Job { work: Work::Begun(sweep), closes_at, not_before, begun: None });
+        }
+    }
 }

@@ -1,23 +1,25 @@
-//! Workers for one rule, that the worker of a database hires.
+//! Workers that the worker of a database hires.
 
-use super::database::{load_rules, may_stay};
-use super::schedule::Opening;
+use super::database::may_stay;
+use super::schedule::{self, Opening};
 use super::{LIBRARY, TYPE};
-use crate::catalog::{Catalog, Rule};
+use crate::catalog::{Broken, Catalog, Rule};
 use crate::pg::board::{self, Role};
 use crate::pg::process;
-use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, DynamicBackgroundWorker};
+use crate::pg::transaction::{Failure, Scope, subtransaction};
+use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BackgroundWorkerStatus, DynamicBackgroundWorker};
 use pgrx::pg_sys::{Datum, Oid};
 use pgrx::prelude::*;
+use std::ffi::CStr;
 
-/// Starts a worker in this database whose main function has this name.
-pub fn start(name: &str, function: &str, rule_id: i64) -> Option<DynamicBackgroundWorker> {
+/// Starts a worker in this database whose main function has this name; it is told a number. `None` if no process is free.
+pub fn start(name: &str, function: &str, number: i64) -> Option<DynamicBackgroundWorker> {
     BackgroundWorkerBuilder::new(name)
         .set_type(TYPE)
         .set_library(LIBRARY)
         .set_function(function)
         .set_argument(process::current_database().into_datum())
-        .set_extra(&rule_id.to_string())
+        .set_extra(&number.to_string())
         .set_notify_pid(process::pid())
         .enable_spi_access()
         .set_restart_time(None)
@@ -25,17 +27,49 @@ pub fn start(name: &str, function: &str, rule_id: i64) -> Option<DynamicBackgrou
         .ok()
 }
 
-/// Connects such a worker, and finds its rule; `None` if it is not wanted any more.
-pub fn begin(argument: Datum) -> Option<(Catalog, Rule, Option<Opening>)> {
+pub fn has_ended(worker: &DynamicBackgroundWorker) -> bool {
+    matches!(worker.pid(), Err(BackgroundWorkerStatus::Stopped))
+}
+
+/// Connects such a worker, and returns the number it was told; `None` if it is not wanted any more.
+pub fn begin(argument: Datum, application: &'static CStr, role: impl FnOnce(i64) -> Role) -> Option<i64> {
     process::attach_signal_handlers();
-    let rule_id: Option<i64> = BackgroundWorker::get_extra().parse().ok();
+    let number = BackgroundWorker::get_extra().parse().ok()?;
     BackgroundWorker::connect_worker_to_spi_by_oid(Some(Oid::from(argument.value() as u32)), None);
+    process::set_application(application);
     process::pin_worker_settings();
-    if !may_stay() || board::take_slot(Role::Helper).is_none() {
-        return None;
+    (may_stay() && board::take_slot(role(number)).is_some()).then_some(number)
+}
+
+/// A rule, or why it cannot be swept, and how its window stands.
+pub type Loaded = (Result<Rule, Broken>, Option<Opening>);
+
+/// The catalog, and the rules in it that workers may sweep; all of them, or one.
+pub fn load_rules(rule_id: Option<i64>) -> Result<(Catalog, Vec<Loaded>), Failure> {
+    Scope::Transaction.attempt(|| {
+        let catalog = Catalog::open()?;
+        let mut loaded = Vec::new();
+        for rule in catalog.rules_for_workers(rule_id)? {
+            loaded.push(match rule {
+                Ok(rule) => with_opening(rule),
+                Err(broken) => (Err(broken), None),
+            });
+        }
+        Ok((catalog, loaded))
+    })
+}
+
+/// A rule with the state of its window. A time zone that is not known any more is the rule's own problem.
+fn with_opening(rule: Rule) -> Loaded {
+    if rule.options.run_window.is_none() {
+        return (Ok(rule), None);
     }
-    let (catalog, rules) = load_rules().ok()?;
-    let mut sound = rules.into_iter().filter_map(|(rule, opening)| Some((rule.ok()?, opening)));
-    let (rule, opening) = sound.find(|(rule, _)| Some(rule.id) == rule_id)?;
-    Some((catalog, rule, opening))
+    match subtransaction(|| schedule::opening_of(&rule)) {
+        Ok(opening) => (Ok(rule), opening),
+        Err(failure) => {
+            let is_known = rule.last_error.as_deref() == Some(&failure.to_string());
+            let Rule { id: rule_id, version, is_due, .. } = rule;
+            (Err(Broken { rule_id, version, failure, is_due, is_known }), None)
+        }
+    }
 }

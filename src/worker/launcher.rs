@@ -1,10 +1,16 @@
-//! The launcher: connected to no database, it keeps one worker in every database that has the extension.
+//! The launcher: connected to no database, it keeps one worker in every database that has rules.
+//!
+//! It looks once into a database that it does not know, one after the other. After that it is told: whoever changes a rule
+//! wakes the worker or, where there is none, the launcher.
 
+use super::hire::has_ended;
 use super::{LIBRARY, database};
 use crate::guc;
+use crate::pg::board::{self, For, Leave, Role};
+use crate::pg::process;
 use crate::pg::transaction::Scope;
-use crate::pg::{board, process};
-use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BackgroundWorkerStatus, DynamicBackgroundWorker};
+use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, DynamicBackgroundWorker};
+use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
 use std::collections::HashMap;
@@ -12,6 +18,17 @@ use std::time::{Duration, Instant};
 
 /// How soon after a worker's end another may be started: time for a DROP DATABASE that it made way for.
 const PAUSE_AFTER_EXIT: Duration = Duration::from_secs(5);
+/// How soon after a worker's start another may be, if one is wanted at once: it may end at once, too.
+const PAUSE_AFTER_START: Duration = Duration::from_secs(1);
+/// How long a database in which there was nothing to do is left alone if nobody says anything. Whoever changes that says so,
+/// but a superuser can also write into the catalog.
+const REST: Duration = Duration::from_secs(3600);
+/// How often the log says of a database that no process is free for it.
+const SAY_AGAIN: Duration = Duration::from_secs(3600);
+/// How often the launcher looks whether a worker is in somebody's way.
+const LOOK_UP: Duration = Duration::from_secs(1);
+/// How long workers have to leave a database that somebody wants to himself before they are ended: he waits 5 seconds.
+const TIME_TO_LEAVE: Duration = Duration::from_secs(2);
 
 /// Registers the launcher with the server that is starting. It runs when recovery has ended, on a standby after
 /// promotion.
@@ -26,9 +43,18 @@ pub fn register() {
 }
 
 /// What the launcher knows of a database.
+#[derive(Default)]
 struct Known {
+    name: String,
     worker: Option<DynamicBackgroundWorker>,
-    not_before: Instant,
+    /// When a worker is due; `None` if nobody has looked into the database for long.
+    due: Option<Instant>,
+    started: Option<Instant>,
+    /// Why its last worker left, until it is gone.
+    left: Option<Leave>,
+    logged: Option<Instant>,
+    /// Since when somebody wants it to himself.
+    claimed: Option<Instant>,
 }
 
 #[pg_guard]
@@ -37,43 +63,138 @@ pub extern "C-unwind" fn pg_ttl_index_launcher_main(_argument: pg_sys::Datum) {
     process::attach_signal_handlers();
     BackgroundWorker::connect_worker_to_spi(None, None);
     board::take_launcher();
-    let mut known: HashMap<Oid, Known> = HashMap::new();
+    let mut launcher = Launcher::default();
     loop {
         process::reload_configuration();
         match Scope::Transaction.attempt(|| Ok(process::databases())) {
-            Ok(databases) => {
-                known.retain(|database, _| databases.contains(database));
-                for database in databases {
-                    let entry = known.entry(database).or_insert(Known { worker: None, not_before: Instant::now() });
-                    see_to(database, entry);
-                }
-            }
+            Ok(databases) => launcher.learn(databases),
             Err(failure) => log!("pg_ttl_index could not list databases: {}", failure.message),
         }
-        // A worker's exit and a wake-up end the wait: they may be about a database that has the extension only now.
-        process::idle(guc::naptime().min(PAUSE_AFTER_EXIT));
-        if board::take_launcher_wakeup() {
-            known
-                .values_mut()
-                .filter(|known| known.worker.is_none())
-                .for_each(|known| known.not_before = Instant::now());
+        launcher.clear_the_way();
+        if guc::enabled() {
+            launcher.start_workers();
         }
+        // A worker's start and exit, and a wake-up, end the wait.
+        process::idle(launcher.time_to_next_look());
     }
 }
 
-fn see_to(database: Oid, known: &mut Known) {
-    if let Some(worker) = &known.worker {
-        if !matches!(worker.pid(), Err(BackgroundWorkerStatus::Stopped)) {
+#[derive(Default)]
+struct Launcher {
+    known: HashMap<Oid, Known>,
+}
+
+impl Launcher {
+    /// Takes down which databases there are, which workers have ended and why, and who wants one.
+    fn learn(&mut self, databases: Vec<(Oid, String)>) {
+        let now = Instant::now();
+        let oids: Vec<Oid> = databases.iter().map(|(oid, _)| *oid).collect();
+        self.known.retain(|oid, _| oids.contains(oid));
+        board::forget_databases_but(&oids);
+        for (oid, name) in databases {
+            self.known.entry(oid).or_default().name = name;
+        }
+        for (oid, leave) in board::take_leaves() {
+            self.known.entry(oid).and_modify(|known| known.left = Some(leave));
+        }
+        for known in self.known.values_mut() {
+            let has_ended = known.worker.as_ref().is_some_and(has_ended);
+            if has_ended || (known.worker.is_none() && known.left.is_some()) {
+                known.worker = None;
+                known.due = Some(match known.left.take() {
+                    Some(Leave::Resting) => now + REST,
+                    Some(Leave::Turn { due }) => now + micros(due - i64::from(clock_timestamp())),
+                    None => {
+                        let rested = known.started.map_or(now, |started| started + guc::naptime());
+                        rested.max(now + PAUSE_AFTER_EXIT.min(guc::naptime()))
+                    }
+                });
+            }
+        }
+        // After that: what a worker saw before it left may be over when somebody wakes us.
+        let everybody = board::take_launcher_wakeup();
+        let wanted = board::wanted();
+        for (oid, known) in &mut self.known {
+            if everybody || wanted.contains(oid) {
+                known.due = Some(known.started.map_or(now, |started| started + PAUSE_AFTER_START).max(now));
+            }
+        }
+    }
+
+    /// Starts workers where they are due: first where one has been waited for longest, then where one was due first, and
+    /// then one to look into a database that nobody has looked into.
+    fn start_workers(&mut self) {
+        let now = Instant::now();
+        let is_looking =
+            |(oid, known): (&Oid, &Known)| known.due.is_none() && known.worker.is_some() && !board::has_worker(*oid);
+        let is_probing = self.known.iter().any(is_looking);
+        let mut ready: Vec<(bool, Option<Instant>, Oid)> = self
+            .known
+            .iter()
+            .filter(|(oid, known)| !self.has_worker(**oid, known))
+            .filter(|(_, known)| known.due.map_or(!is_probing, |due| due <= now))
+            .map(|(oid, known)| (known.due.is_none(), known.due, *oid))
+            .collect();
+        ready.sort_by_key(|(is_unknown, due, oid)| (*is_unknown, *due, oid.to_u32()));
+        let mut may_probe = true;
+        for (is_unknown, _, oid) in ready {
+            if is_unknown && !std::mem::take(&mut may_probe) {
+                break;
+            }
+            self.start_worker(oid);
+        }
+    }
+
+    /// Whether a worker is there, on its way in or out, or was started by an earlier launcher.
+    fn has_worker(&self, oid: Oid, known: &Known) -> bool {
+        known.worker.is_some() || board::has_worker(oid)
+    }
+
+    fn start_worker(&mut self, oid: Oid) {
+        let Some(known) = self.known.get_mut(&oid) else { return };
+        known.worker = board::is_next(oid).then(|| database::start(oid)).flatten();
+        if known.worker.is_some() {
+            known.started = Some(Instant::now());
+            board::forget_wait(oid);
             return;
         }
-        known.worker = None;
-        known.not_before = known.not_before.max(Instant::now() + PAUSE_AFTER_EXIT.min(guc::naptime()));
+        board::wait_for_process(oid, For::Worker);
+        if known.logged.is_none_or(|logged| logged.elapsed() >= SAY_AGAIN) {
+            known.logged = Some(Instant::now());
+            let name = &known.name;
+            log!("pg_ttl_index: database \"{name}\" waits for a free worker process, see max_worker_processes");
+        }
     }
-    // The board knows workers that an earlier launcher started.
-    if !guc::enabled() || board::has_worker(database) || Instant::now() < known.not_before {
-        return;
+
+    /// Ends workers in a database that somebody wants to himself, if they do not see it by themselves.
+    fn clear_the_way(&mut self) {
+        let now = Instant::now();
+        let workers: Vec<_> = board::slots().into_iter().filter(|slot| slot.role != Role::Session).collect();
+        for (oid, known) in &mut self.known {
+            let mut here = workers.iter().filter(|slot| slot.database == oid.to_u32()).peekable();
+            if here.peek().is_none() || !is_claimed(*oid) {
+                known.claimed = None;
+            } else if now - *known.claimed.get_or_insert(now) >= TIME_TO_LEAVE {
+                here.for_each(|slot| process::terminate(slot.pid));
+            }
+        }
     }
-    // Most workers find no extension and end at once: not more often than that is worth.
-    known.not_before = Instant::now() + guc::naptime();
-    known.worker = database::start(database);
+
+    fn time_to_next_look(&self) -> Duration {
+        let look_up = if board::slots().is_empty() { PAUSE_AFTER_EXIT } else { LOOK_UP };
+        let now = Instant::now();
+        let dues =
+            self.known.iter().filter(|(oid, known)| !self.has_worker(**oid, known)).filter_map(|(_, known)| known.due);
+        // Those that are due already wait for a process.
+        let next = dues.filter(|due| *due > now).map(|due| due - now).min().unwrap_or(Duration::MAX);
+        next.min(look_up).min(guc::naptime())
+    }
+}
+
+fn is_claimed(database: Oid) -> bool {
+    Scope::Transaction.attempt(|| Ok(process::is_database_wanted(database))).unwrap_or(false)
+}
+
+fn micros(count: i64) -> Duration {
+    Duration::from_micros(u64::try_from(count).unwrap_or(0))
 }

@@ -3,6 +3,7 @@
 mod builder;
 mod database;
 mod helper;
+mod helpers;
 mod hire;
 mod launcher;
 pub mod schedule;

@@ -31,6 +31,8 @@ pub enum Turn {
         /// Whether it did all that it was to do.
         is_through: bool,
     },
+    /// What comes next may run code of users, which is for a helper.
+    NeedsHelper,
 }
 
 pub enum Work {
@@ -39,22 +41,33 @@ pub enum Work {
 }
 
 impl Job {
-    pub fn rule_id(&self) -> i64 {
+    pub fn new(catalog: Catalog, rule: Rule, closes_at: Option<TimestampWithTimeZone>) -> Self {
+        Self { work: Work::Due(catalog, Box::new(rule)), closes_at, not_before: Instant::now(), begun: None }
+    }
+
+    pub fn rule(&self) -> &Rule {
         match &self.work {
-            Work::Due(_, rule) => rule.id,
-            Work::Begun(sweep) => sweep.rule.id,
+            Work::Due(_, rule) => rule,
+            Work::Begun(sweep) => &sweep.rule,
+        }
+    }
+
+    /// Ends its sweep, if it has begun.
+    pub fn abandon(self) {
+        if let Work::Begun(sweep) = self.work {
+            finish(*sweep, &Ok(Step::Outdated));
         }
     }
 }
 
-/// Sweeps for a slice.
-pub fn take_turn(job: Job) -> Turn {
+/// Sweeps for a slice. An aloof process runs no code of users.
+pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
     let interrupted = Turn::Ended { is_through: false };
     let mut sweep = match job.work {
         Work::Begun(sweep) => sweep,
         Work::Due(catalog, rule) => {
             let (id, known_error) = ((rule.id, rule.version), rule.last_error.clone());
-            match Sweep::begin(&catalog, *rule, Trigger::Worker, Scope::Transaction) {
+            match Sweep::begin(&catalog, *rule, Trigger::Worker, Scope::Transaction, is_aloof) {
                 Ok(Some(sweep)) => Box::new(sweep),
                 Ok(None) => return interrupted,
                 Err(failure) => {
@@ -80,6 +93,9 @@ pub fn take_turn(job: Job) -> Turn {
             Ok(Advance::Wait(wait)) => return Turn::More(sweep, wait),
             Ok(Advance::Ended(end)) => {
                 finish(*sweep, &Ok(end));
+                if end == Step::NeedsHelper {
+                    return Turn::NeedsHelper;
+                }
                 return Turn::Ended { is_through: matches!(end, Step::Finished | Step::Enough) };
             }
             Err(failure) => {

@@ -2,7 +2,7 @@
 
 use crate::bad_input::refuses;
 use crate::sweep::with;
-use crate::worker::{database, server, worker_pid};
+use crate::worker::{database, server};
 use harness::Session;
 use std::process::Command;
 
@@ -51,10 +51,10 @@ fn a_crash_in_the_middle_of_a_batch_leaves_every_row_in_one_place() {
          BEGIN IF NEW.id = 500 AND to_regclass('public.go') IS NULL THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;
          CREATE TRIGGER slow BEFORE INSERT ON archive FOR EACH ROW EXECUTE FUNCTION slow(); DROP TABLE go",
     );
-    let pid = worker_pid(&mut db);
     db.run("SELECT ttl_create_index('t', 'at', 60, 300, archive_to => 'archive')");
     db.wait_for("SELECT count(*) FROM archive", "300");
-    db.wait_for(&format!("SELECT wait_event FROM pg_stat_activity WHERE pid = {pid}"), "PgSleep");
+    db.wait_for("SELECT wait_event FROM pg_stat_activity JOIN ttl_progress USING (pid)", "PgSleep");
+    let pid = db.get("SELECT pid FROM ttl_progress");
     assert!(Command::new("kill").args(["-9", &pid]).status().expect("kill").success());
     // The server ends all sessions and recovers.
     let mut db = Session::reconnect(&server, &db.name);

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 pub const EXPIRED: &str =
     "CREATE TABLE t (id int, at timestamptz); INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 1000) i";
-pub const WORKERS: &str = "SELECT count(*) FROM ttl_worker_status() WHERE database_name = current_database()";
+/// Beside a worker there may be helpers.
+pub const WORKERS: &str = "SELECT count(*) FROM ttl_worker_status()
+     WHERE database_name = current_database() AND application_name = 'pg_ttl_index worker'";
 pub const ROWS: &str = "SELECT count(*) FROM t";
 
 /// A server of the test's own, whose workers look every second.
@@ -24,7 +26,7 @@ pub fn database(server: &Arc<Server>) -> Database {
 
 pub fn worker_pid(session: &mut Session) -> String {
     session.wait_for(WORKERS, "1");
-    session.get("SELECT worker_pid FROM ttl_worker_status() WHERE database_name = current_database()")
+    session.get(&WORKERS.replace("count(*)", "worker_pid"))
 }
 
 #[test]
@@ -127,10 +129,13 @@ fn a_cancel_ends_the_sweep_and_not_the_worker() {
     );
     let pid = worker_pid(&mut db);
     db.run("SELECT ttl_create_index('t', 'at', 60)");
-    db.wait_for("SELECT count(*) FROM ttl_progress", "1");
-    db.run(&format!("SELECT pg_cancel_backend({pid})"));
+    let helper = "SELECT pid FROM pg_stat_activity WHERE backend_type LIKE 'pg_ttl_index%' AND wait_event = 'PgSleep'";
+    db.wait_for(&helper.replace("pid", "count(*)"), "1");
+    let helper = db.get(helper);
+    db.run(&format!("SELECT pg_cancel_backend({helper})"));
     db.wait_for("SELECT state, left(last_error, 5) FROM ttl_summary", "error|57014");
     assert_eq!(worker_pid(&mut db), pid);
+    assert_eq!(db.get(&format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {helper}")), "1");
     db.run("DROP TRIGGER slow ON t");
     db.wait_for(ROWS, "0");
     db.wait_for("SELECT state, consecutive_failures FROM ttl_summary", "active|0");

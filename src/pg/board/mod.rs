@@ -1,6 +1,20 @@
 //! Shared memory: which processes sweep, and how far they are. There is some only if the library was preloaded.
 
+mod demand;
+mod tasks;
+
 use super::process;
+use demand::{DATABASES, Demand};
+pub use demand::{
+    For, Leave, forget_databases_but, forget_wait, is_next, make_way, report_leave, somebody_waits, take_leaves,
+    wait_for_process, waits, wake, wanted, worker_begins,
+};
+pub use tasks::{
+    End, Task, add_task, begin_turn, doom, drop_tasks, end_task, end_turn, give_back_tasks, is_in_the_way, report_busy,
+    take_ended_tasks, take_task, tasks,
+};
+use tasks::{TASKS, orphan_tasks};
+
 use once_cell::sync::OnceCell;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
@@ -18,8 +32,10 @@ pub enum Role {
     /// The one worker that decides when the rules of its database are swept.
     #[default]
     Database,
-    /// A worker for one rule.
-    Helper,
+    /// A worker for the rules of one owner that may run code of that owner.
+    Helper { owner: u32 },
+    /// A worker that makes the index of one rule.
+    Builder,
     /// A session in which a user asked for a sweep.
     Session,
 }
@@ -87,6 +103,12 @@ pub struct Slot {
     woken: bool,
     /// When the next pass is due.
     pub next_pass: i64,
+    /// The rule at hand and its version, in a helper.
+    turn: Option<(i64, i64)>,
+    /// When the transaction at hand began; 0 between two.
+    pub busy_since: i64,
+    /// Whether it was told to end because it took too long.
+    is_doomed: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -98,6 +120,8 @@ struct Board {
     sweeps: [Progress; SWEEPS],
     paid: Paid,
     dues: [Due; DUES],
+    demands: [Demand; DATABASES],
+    tasks: [Task; TASKS],
 }
 
 impl Default for Board {
@@ -109,6 +133,8 @@ impl Default for Board {
             sweeps: [Progress::default(); SWEEPS],
             paid: Paid::default(),
             dues: [Due::default(); DUES],
+            demands: [Demand::default(); DATABASES],
+            tasks: [Task::default(); TASKS],
         }
     }
 }
@@ -132,43 +158,95 @@ pub fn is_preloaded() -> bool {
     PRELOADED.get().is_some()
 }
 
-/// Takes a slot for this process until it exits. `None` if there is a worker of this role for the database already, or
-/// no slot is free; `Some` without shared memory too.
+/// Takes a slot for this process until it exits. `None` if there is a worker for the database already, or no slot is
+/// free; `Some` without shared memory too.
 pub fn take_slot(role: Role) -> Option<()> {
     if !is_preloaded() {
         return Some(());
     }
-    // SAFETY: backend-local values, set for every process that has a database.
-    let (pid, database) = unsafe { (pg_sys::MyProcPid, pg_sys::MyDatabaseId.to_u32()) };
+    let (pid, database) = myself();
     let mut board = BOARD.exclusive();
+    let is_there = |slot: &&mut Slot| slot.pid != 0 && slot.database == database && slot.role == role;
     if role == Role::Database
-        && board.slots.iter().any(|slot| slot.pid != 0 && slot.database == database && slot.role == role)
+        && let Some(other) = board.slots.iter_mut().find(is_there)
     {
+        // It may be about to leave: then it passes this on to the launcher.
+        other.woken = true;
         return None;
     }
     if !board.slots.iter().any(|slot| slot.pid == pid) {
+        // Sessions can do without: users are not to keep workers from having one.
+        let are_few = || board.slots.iter().filter(|slot| slot.pid == 0).count() <= SLOTS / 2;
+        if role == Role::Session && are_few() {
+            return None;
+        }
         let free = board.slots.iter_mut().find(|slot| slot.pid == 0)?;
         *free = Slot { pid, database, role, ..Slot::default() };
+        let launcher = board.launcher;
         drop(board);
         // SAFETY: the callback takes no argument and touches shared memory that outlives every process. It also runs
         // when the process is told to die; when it is killed, the server starts over with a new board.
         LEAVING.get_or_init(|| unsafe { pg_sys::before_shmem_exit(Some(leave), pg_sys::Datum::from(0)) });
+        if role == Role::Database {
+            forget_wait(Oid::from(database));
+            set_latch(launcher);
+        }
     }
     Some(())
 }
 
 #[pg_guard]
 unsafe extern "C-unwind" fn leave(_code: i32, _argument: pg_sys::Datum) {
-    // SAFETY: a backend-local value.
-    let pid = unsafe { pg_sys::MyProcPid };
+    let (pid, _) = myself();
     let mut board = BOARD.exclusive();
     if board.launcher == pid {
         board.launcher = 0;
     }
-    for slot in board.slots.iter_mut().filter(|slot| slot.pid == pid) {
-        *slot = Slot::default();
+    let mut told = 0;
+    for place in 0..SLOTS {
+        let slot = board.slots[place];
+        if slot.pid != pid {
+            continue;
+        }
+        board.slots[place] = Slot::default();
+        match slot.role {
+            Role::Database => {
+                demand::worker_leaves(&mut board, &slot);
+                told = board.launcher;
+            }
+            Role::Helper { .. } => {
+                orphan_tasks(&mut board, &slot);
+                told = worker_of(&board, slot.database);
+            }
+            Role::Builder | Role::Session => {}
+        }
     }
     forget_sweeps(&mut board, pid);
+    drop(board);
+    set_latch(told);
+}
+
+/// This process and its database.
+fn myself() -> (i32, u32) {
+    // SAFETY: backend-local values.
+    unsafe { (pg_sys::MyProcPid, pg_sys::MyDatabaseId.to_u32()) }
+}
+
+/// The process that is the worker of a database, or 0.
+fn worker_of(board: &Board, database: u32) -> i32 {
+    let is_it = |slot: &&Slot| slot.pid != 0 && slot.database == database && slot.role == Role::Database;
+    board.slots.iter().find(is_it).map_or(0, |slot| slot.pid)
+}
+
+fn set_latch(pid: i32) {
+    // SAFETY: a process entry stays in place when its process exits; setting the latch of another that took it over
+    // does no harm.
+    unsafe {
+        let process = if pid == 0 { std::ptr::null_mut() } else { pg_sys::BackendPidGetProc(pid) };
+        if !process.is_null() {
+            pg_sys::SetLatch(&mut (*process).procLatch);
+        }
+    }
 }
 
 fn forget_sweeps(board: &mut Board, pid: i32) {
@@ -188,8 +266,7 @@ pub fn take_launcher() {
 
 fn with_own_slot<T>(change: impl FnOnce(&mut Slot) -> T) -> Option<T> {
     is_preloaded().then_some(())?;
-    // SAFETY: a backend-local value.
-    let pid = unsafe { pg_sys::MyProcPid };
+    let (pid, _) = myself();
     BOARD.exclusive().slots.iter_mut().find(|slot| slot.pid == pid).map(change)
 }
 
@@ -198,8 +275,7 @@ pub fn report(progress: Progress) {
     if !is_preloaded() {
         return;
     }
-    // SAFETY: backend-local values.
-    let (pid, database) = unsafe { (pg_sys::MyProcPid, pg_sys::MyDatabaseId.to_u32()) };
+    let (pid, database) = myself();
     let mut board = BOARD.exclusive();
     let is_it = |sweep: &Progress| sweep.pid == pid && sweep.rule_id == progress.rule_id;
     let place = board.sweeps.iter().position(is_it).or_else(|| board.sweeps.iter().position(|sweep| sweep.pid == 0));
@@ -208,20 +284,19 @@ pub fn report(progress: Progress) {
     }
 }
 
-/// Has the processes that are making indexes of a table in this database end that.
-pub fn cancel_builders_on(relid: Oid) {
+/// Has the processes that are making indexes of a table in this database exit.
+pub fn end_builders_on(relid: Oid) {
     if !is_preloaded() {
         return;
     }
-    // SAFETY: a backend-local value.
-    let database = unsafe { pg_sys::MyDatabaseId.to_u32() };
+    let (_, database) = myself();
     let is_one = |sweep: &&Progress| {
         sweep.pid != 0 && sweep.is_building && sweep.database == database && sweep.relid == relid.to_u32()
     };
     // A process takes its work off the board before it exits, and needs the lock for that: while we hold it, the process is
     // still there, and at that work.
     let board = BOARD.share();
-    board.sweeps.iter().filter(is_one).for_each(|sweep| process::cancel(sweep.pid));
+    board.sweeps.iter().filter(is_one).for_each(|sweep| process::terminate(sweep.pid));
 }
 
 /// Shows no more of a sweep of this process.
@@ -229,8 +304,7 @@ pub fn report_end(rule_id: i64) {
     if !is_preloaded() {
         return;
     }
-    // SAFETY: a backend-local value.
-    let pid = unsafe { pg_sys::MyProcPid };
+    let (pid, _) = myself();
     for sweep in BOARD.exclusive().sweeps.iter_mut().filter(|sweep| sweep.pid == pid && sweep.rule_id == rule_id) {
         *sweep = Progress::default();
     }
@@ -290,8 +364,7 @@ pub fn report_due(rule_id: i64, at: i64) {
     if !is_preloaded() {
         return;
     }
-    // SAFETY: a backend-local value.
-    let database = unsafe { pg_sys::MyDatabaseId.to_u32() };
+    let (_, database) = myself();
     let mut board = BOARD.exclusive();
     let is_it = |due: &Due| due.database == database && due.rule_id == rule_id;
     // What is long over is of rules that are gone.
@@ -304,8 +377,7 @@ pub fn report_due(rule_id: i64, at: i64) {
 
 /// When a rule of this database is due next, if it has times of its own.
 pub fn due(rule_id: i64) -> Option<i64> {
-    // SAFETY: a backend-local value.
-    let database = unsafe { pg_sys::MyDatabaseId.to_u32() };
+    let (_, database) = myself();
     let is_it = |due: &&Due| due.database == database && due.rule_id == rule_id;
     is_preloaded().then(|| BOARD.share().dues.iter().find(is_it).map(|due| due.at)).flatten()
 }
@@ -319,7 +391,7 @@ pub fn take_wakeup() -> bool {
     with_own_slot(|slot| std::mem::take(&mut slot.woken)).unwrap_or_default()
 }
 
-/// Whether somebody woke the launcher since the last call.
+/// Whether somebody woke the launcher since the last call without there being room to say for which database.
 pub fn take_launcher_wakeup() -> bool {
     std::mem::take(&mut BOARD.exclusive().launcher_woken)
 }
@@ -334,38 +406,4 @@ pub fn slots() -> Vec<Slot> {
 
 pub fn has_worker(database: Oid) -> bool {
     slots().iter().any(|slot| slot.database == database.to_u32() && slot.role == Role::Database)
-}
-
-/// Wakes the worker of this database, or else the launcher, which then starts one.
-pub fn wake() {
-    if !is_preloaded() {
-        return;
-    }
-    // SAFETY: a backend-local value.
-    let database = unsafe { pg_sys::MyDatabaseId.to_u32() };
-    let pid = {
-        let mut board = BOARD.exclusive();
-        let worker = board
-            .slots
-            .iter_mut()
-            .find(|slot| slot.pid != 0 && slot.database == database && slot.role == Role::Database);
-        match worker {
-            Some(slot) => {
-                slot.woken = true;
-                slot.pid
-            }
-            None => {
-                board.launcher_woken = true;
-                board.launcher
-            }
-        }
-    };
-    // SAFETY: a process entry stays in place when its process exits; setting the latch of another that took it over
-    // does no harm.
-    unsafe {
-        let process = if pid == 0 { std::ptr::null_mut() } else { pg_sys::BackendPidGetProc(pid) };
-        if !process.is_null() {
-            pg_sys::SetLatch(&mut (*process).procLatch);
-        }
-    }
 }

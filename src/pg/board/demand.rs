@@ -1,0 +1,205 @@
+//! What the launcher and the workers of databases tell each other: where a worker is wanted, why one left, and who waits for
+//! a process.
+
+use super::{BOARD, Board, Role, Slot, is_preloaded, myself, set_latch};
+use pgrx::pg_sys::{self, Oid};
+
+/// Databases that there is something to tell about at the same time. For others the launcher looks everywhere.
+pub(super) const DATABASES: usize = 256;
+
+/// How long a process that was given up for somebody is kept for them before another is.
+const ANSWER: i64 = 5_000_000;
+
+/// Why a worker left of its own accord.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// There is nothing to sweep: no extension, no rule, or sweeping is switched off. Whoever changes that wakes.
+    Resting,
+    /// Others wait for a process. It has work again at this instant.
+    Turn { due: i64 },
+}
+
+/// What a database waits for a process for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum For {
+    Worker,
+    Helper,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    since: i64,
+    what: For,
+    /// When somebody last made way for it.
+    answered_at: i64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Demand {
+    database: u32,
+    /// Somebody changed a rule while no worker was there.
+    wanted: bool,
+    left: Option<Leave>,
+    wait: Option<Wait>,
+}
+
+impl Demand {
+    fn is_over(&self) -> bool {
+        !self.wanted && self.left.is_none() && self.wait.is_none()
+    }
+}
+
+fn now() -> i64 {
+    // SAFETY: reads the clock.
+    unsafe { pg_sys::GetCurrentTimestamp() }
+}
+
+/// Changes the demand of a database; tells whether there was room for it.
+fn change(board: &mut Board, database: u32, change: impl FnOnce(&mut Demand)) -> bool {
+    let known = board.demands.iter().position(|demand| demand.database == database);
+    let Some(place) = known.or_else(|| board.demands.iter().position(|demand| demand.database == 0)) else {
+        return false;
+    };
+    let demand = &mut board.demands[place];
+    demand.database = database;
+    change(demand);
+    if demand.is_over() {
+        *demand = Demand::default();
+    }
+    true
+}
+
+fn want(board: &mut Board, database: u32) {
+    if !change(board, database, |demand| demand.wanted = true) {
+        board.launcher_woken = true;
+    }
+}
+
+/// Wakes the worker of this database, or else the launcher, which then starts one. One that is just leaving passes it on.
+pub fn wake() {
+    if !is_preloaded() {
+        return;
+    }
+    let (_, database) = myself();
+    let mut board = BOARD.exclusive();
+    let is_worker = |slot: &&mut Slot| slot.pid != 0 && slot.database == database && slot.role == Role::Database;
+    let pid = match board.slots.iter_mut().find(is_worker) {
+        Some(slot) => {
+            slot.woken = true;
+            slot.pid
+        }
+        None => {
+            want(&mut board, database);
+            board.launcher
+        }
+    };
+    drop(board);
+    set_latch(pid);
+}
+
+/// Takes down that a worker of this database has started. What is changed from now on it sees, or is told of anew: so this is
+/// to be called before it looks at anything.
+pub fn worker_begins() {
+    if is_preloaded() {
+        let (_, database) = myself();
+        change(&mut BOARD.exclusive(), database, |demand| demand.wanted = false);
+    }
+}
+
+/// What becomes of the demand of a database when its worker exits, in whatever way.
+pub(super) fn worker_leaves(board: &mut Board, slot: &Slot) {
+    if slot.woken {
+        want(board, slot.database);
+    }
+    change(board, slot.database, |demand| demand.wait = None);
+    super::tasks::drop_waiting(board, slot.database);
+}
+
+/// Tells the launcher why the worker of this database is about to leave.
+pub fn report_leave(leave: Leave) {
+    if is_preloaded() {
+        let (_, database) = myself();
+        change(&mut BOARD.exclusive(), database, |demand| demand.left = Some(leave));
+    }
+}
+
+/// Why workers have left since the last call, by database.
+pub fn take_leaves() -> Vec<(Oid, Leave)> {
+    let mut board = BOARD.exclusive();
+    let mut left = Vec::new();
+    for demand in board.demands.iter_mut().filter(|demand| demand.database != 0) {
+        left.extend(demand.left.take().map(|leave| (Oid::from(demand.database), leave)));
+        if demand.is_over() {
+            *demand = Demand::default();
+        }
+    }
+    left
+}
+
+/// The databases that want a worker at once.
+pub fn wanted() -> Vec<Oid> {
+    let board = BOARD.share();
+    board.demands.iter().filter(|demand| demand.wanted).map(|demand| Oid::from(demand.database)).collect()
+}
+
+/// Forgets what was said of databases that are not there any more.
+pub fn forget_databases_but(databases: &[Oid]) {
+    let mut board = BOARD.exclusive();
+    let is_there = |database: u32| databases.contains(&Oid::from(database));
+    for demand in board.demands.iter_mut().filter(|demand| !is_there(demand.database)) {
+        *demand = Demand::default();
+    }
+    for task in board.tasks.iter_mut().filter(|task| !is_there(task.database)) {
+        *task = super::Task::default();
+    }
+}
+
+/// Shows that a database could not get a process.
+pub fn wait_for_process(database: Oid, what: For) {
+    change(&mut BOARD.exclusive(), database.to_u32(), |demand| {
+        demand.wait.get_or_insert(Wait { since: now(), what, answered_at: 0 });
+    });
+}
+
+/// Shows that it has one, or wants it no more.
+pub fn forget_wait(database: Oid) {
+    if is_preloaded() && waits(database).is_some() {
+        change(&mut BOARD.exclusive(), database.to_u32(), |demand| demand.wait = None);
+    }
+}
+
+/// What a database waits for a process for.
+pub fn waits(database: Oid) -> Option<For> {
+    is_preloaded().then_some(())?;
+    let board = BOARD.share();
+    board.demands.iter().find(|demand| demand.database == database.to_u32())?.wait.map(|wait| wait.what)
+}
+
+/// Whether no other database has waited for a process longer than this one.
+pub fn is_next(database: Oid) -> bool {
+    let board = BOARD.share();
+    let since = |demand: &Demand| demand.wait.map(|wait| wait.since);
+    let own = board.demands.iter().find(|demand| demand.database == database.to_u32()).and_then(since);
+    let others = board.demands.iter().filter(|demand| demand.database != database.to_u32());
+    others.filter_map(since).min().is_none_or(|first| own.is_some_and(|own| own <= first))
+}
+
+/// Whether another database waits for a process.
+pub fn somebody_waits() -> bool {
+    let (_, database) = myself();
+    is_preloaded() && BOARD.share().demands.iter().any(|demand| demand.database != database && demand.wait.is_some())
+}
+
+/// Whether this process should leave for another database that waits for one. For each that waits, one at a time does.
+pub fn make_way() -> bool {
+    if !somebody_waits() {
+        return false;
+    }
+    let ((_, database), now) = (myself(), now());
+    let mut board = BOARD.exclusive();
+    let others = board.demands.iter_mut().filter(|demand| demand.database != database);
+    let unanswered = others.filter_map(|demand| demand.wait.as_mut()).filter(|wait| wait.answered_at + ANSWER < now);
+    let Some(first) = unanswered.min_by_key(|wait| wait.since) else { return false };
+    first.answered_at = now;
+    true
+}

@@ -1,0 +1,198 @@
+//! Rules that may run code of their owners: the worker of a database puts them here, and helpers take them, each those of its
+//! own owner.
+
+use super::{BOARD, Board, Role, SLOTS, Slot, is_preloaded, myself, set_latch, with_own_slot};
+use pgrx::pg_sys;
+
+pub(super) const TASKS: usize = 512;
+/// Of one owner in one database, so that there is room for others.
+const TASKS_OF_AN_OWNER: usize = 16;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Free,
+    Waiting,
+    Taken,
+    Ended(End),
+}
+
+/// How the sweep of a task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The helper has written down what became of it. `is_through` if it did all that it was to do.
+    Swept { is_through: bool },
+    /// The helper ended while it was at this version of the rule; told so because it took too long, or not.
+    Lost { version: i64, was_doomed: bool },
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Task {
+    pub(super) database: u32,
+    pub owner: u32,
+    pub rule_id: i64,
+    /// The helper that has it.
+    pid: i32,
+    pub queued_at: i64,
+    state: State,
+}
+
+impl Task {
+    pub fn is_waiting(&self) -> bool {
+        self.state == State::Waiting
+    }
+}
+
+fn now() -> i64 {
+    // SAFETY: reads the clock.
+    unsafe { pg_sys::GetCurrentTimestamp() }
+}
+
+/// Puts a rule of this database into the queue, and wakes helpers of its owner. Tells whether there was room for it.
+pub fn add_task(owner: u32, rule_id: i64) -> bool {
+    let (_, database) = myself();
+    let mut board = BOARD.exclusive();
+    if board.tasks.iter().any(|task| task.database == database && task.rule_id == rule_id) {
+        return true;
+    }
+    let of_owner = board.tasks.iter().filter(|task| task.database == database && task.owner == owner).count();
+    if of_owner >= TASKS_OF_AN_OWNER {
+        return false;
+    }
+    let Some(free) = board.tasks.iter_mut().find(|task| task.state == State::Free) else { return false };
+    *free = Task { database, owner, rule_id, pid: 0, queued_at: now(), state: State::Waiting };
+    let is_helper = |slot: &&Slot| slot.pid != 0 && slot.database == database && slot.role == Role::Helper { owner };
+    let helpers: Vec<i32> = board.slots.iter().filter(is_helper).map(|slot| slot.pid).collect();
+    drop(board);
+    helpers.into_iter().for_each(set_latch);
+    true
+}
+
+/// The rules of this database that are in the queue or with a helper.
+pub fn tasks() -> Vec<Task> {
+    if !is_preloaded() {
+        return Vec::new();
+    }
+    let (_, database) = myself();
+    BOARD.share().tasks.iter().filter(|task| task.database == database).copied().collect()
+}
+
+/// How tasks of this database have ended since the last call.
+pub fn take_ended_tasks() -> Vec<(i64, End)> {
+    if !is_preloaded() {
+        return Vec::new();
+    }
+    let (_, database) = myself();
+    let mut ended = Vec::new();
+    for task in BOARD.exclusive().tasks.iter_mut().filter(|task| task.database == database) {
+        if let State::Ended(end) = task.state {
+            ended.push((task.rule_id, end));
+            *task = Task::default();
+        }
+    }
+    ended
+}
+
+/// Empties the queue of this database. What helpers have is not in it any more either.
+pub fn drop_tasks() {
+    if is_preloaded() {
+        let (_, database) = myself();
+        for task in BOARD.exclusive().tasks.iter_mut().filter(|task| task.database == database) {
+            *task = Task::default();
+        }
+    }
+}
+
+/// Without a worker nobody starts a helper for what waits. The next worker finds it by itself.
+pub(super) fn drop_waiting(board: &mut Board, database: u32) {
+    for task in board.tasks.iter_mut().filter(|task| task.database == database && task.is_waiting()) {
+        *task = Task::default();
+    }
+}
+
+/// What becomes of the tasks of a helper that exits with them: the one at hand may have been the reason.
+pub(super) fn orphan_tasks(board: &mut Board, slot: &Slot) {
+    for task in board.tasks.iter_mut().filter(|task| task.pid == slot.pid && task.state == State::Taken) {
+        task.pid = 0;
+        task.state = match slot.turn {
+            Some((rule_id, version)) if rule_id == task.rule_id => {
+                State::Ended(End::Lost { version, was_doomed: slot.is_doomed })
+            }
+            _ => State::Waiting,
+        };
+    }
+}
+
+/// The owner that this process helps, if it is a helper.
+fn own_owner(board: &Board) -> Option<u32> {
+    let (pid, _) = myself();
+    board.slots.iter().find(|slot| slot.pid == pid).and_then(|slot| match slot.role {
+        Role::Helper { owner } => Some(owner),
+        _ => None,
+    })
+}
+
+/// Takes the rule that has waited longest of those that this helper is for.
+pub fn take_task() -> Option<i64> {
+    let (pid, database) = myself();
+    let mut board = BOARD.exclusive();
+    let owner = own_owner(&board)?;
+    let is_for_us = |task: &&mut Task| task.database == database && task.owner == owner && task.is_waiting();
+    let task = board.tasks.iter_mut().filter(is_for_us).min_by_key(|task| task.queued_at)?;
+    (task.pid, task.state) = (pid, State::Taken);
+    Some(task.rule_id)
+}
+
+/// Tells the worker of the database that this helper is done with a rule.
+pub fn end_task(rule_id: i64, is_through: bool) {
+    let (pid, database) = myself();
+    let mut board = BOARD.exclusive();
+    for task in board.tasks.iter_mut().filter(|task| task.pid == pid && task.rule_id == rule_id) {
+        task.state = State::Ended(End::Swept { is_through });
+    }
+    let worker = super::worker_of(&board, database);
+    drop(board);
+    set_latch(worker);
+}
+
+/// Puts what this helper has not ended back into the queue, at its end.
+pub fn give_back_tasks() {
+    let (pid, _) = myself();
+    for task in BOARD.exclusive().tasks.iter_mut().filter(|task| task.pid == pid && task.state == State::Taken) {
+        (task.pid, task.state, task.queued_at) = (0, State::Waiting, now());
+    }
+}
+
+/// Whether this helper is one of as many as there may be, and rules of an owner that has none wait.
+pub fn is_in_the_way(most: usize) -> bool {
+    let (_, database) = myself();
+    let board = BOARD.share();
+    let helpers: Vec<u32> = board.slots[..SLOTS]
+        .iter()
+        .filter(|slot| slot.pid != 0 && slot.database == database)
+        .filter_map(|slot| if let Role::Helper { owner } = slot.role { Some(owner) } else { None })
+        .collect();
+    let is_without = |task: &Task| task.database == database && task.is_waiting() && !helpers.contains(&task.owner);
+    helpers.len() >= most && board.tasks.iter().any(is_without)
+}
+
+/// Shows which rule, in which version, this process is at.
+pub fn begin_turn(rule_id: i64, version: i64) {
+    with_own_slot(|slot| slot.turn = Some((rule_id, version)));
+}
+
+pub fn end_turn() {
+    with_own_slot(|slot| slot.turn = None);
+}
+
+/// Shows whether this process is in a transaction, and since when.
+pub fn report_busy(is_busy: bool) {
+    with_own_slot(|slot| slot.busy_since = if is_busy { now() } else { 0 });
+}
+
+/// Takes down that a helper was told to end because it took too long.
+pub fn doom(pid: i32) {
+    for slot in BOARD.exclusive().slots.iter_mut().filter(|slot| slot.pid == pid) {
+        slot.is_doomed = true;
+    }
+}
