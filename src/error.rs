@@ -67,6 +67,8 @@ pub enum TtlError {
     NotLoaded,
     #[error("hide_expired needs a filter and an expression of immutable functions and types of PostgreSQL's own")]
     HiddenByCode,
+    #[error("hide_expired needs a time zone other than \"{0}\", which depends on timezone_abbreviations")]
+    HiddenByZone(String),
     #[error("expire_after and expire_after_seconds must not be given together")]
     TwoExpiries,
     #[error("invalid {purpose}: {message}")]
@@ -161,6 +163,7 @@ impl TtlError {
             | Self::NotWritable(_)
             | Self::TouchOfChildren(_)
             | Self::HiddenByCode
+            | Self::HiddenByZone(_)
             | Self::NotPartitioned(_)
             | Self::ArchiveTemporary
             | Self::ArchiveUnlogged(_)
@@ -265,8 +268,9 @@ impl TtlError {
                 Some("Add pg_ttl_index to shared_preload_libraries, or to session_preload_libraries.".into())
             }
             Self::HiddenByCode => {
-                Some("They run in every query of the table, with the rights of whoever asks.".into())
+                Some("They run in every query of the table, with the rights and the settings of whoever asks.".into())
             }
+            Self::HiddenByZone(_) => Some("Use the name of a place, as in America/New_York.".into()),
             Self::HiddenPart(_) => Some("Register the rule on the parent.".into()),
             Self::Mode(_) => Some("Use always, nx, xx, gt or lt.".into()),
             Self::InfiniteInstant => Some("Use ttl_persist to have a row never expire.".into()),

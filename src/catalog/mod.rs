@@ -58,6 +58,6 @@ impl Catalog {
     /// Intervals in results are in the style that [`crate::rule::Ttl`] reads.
     pub fn with_rights<R>(&self, work: impl FnOnce() -> R) -> R {
         let style = [(c"IntervalStyle", c"postgres_verbose")];
-        identity::with_rights_of(self.owner, || identity::with_settings(&style, work))
+        identity::with_rights_of(self.owner, || identity::with_pinned_values(|| identity::with_settings(&style, work)))
     }
 }

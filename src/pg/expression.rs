@@ -1,7 +1,7 @@
 //! Expressions over the row of one table: checked, printed in canonical form, followed through renames.
 
-use super::identity::{with_pinned_search_path, with_settings};
-use super::trust::is_harmless;
+use super::identity::{with_canonical_output, with_standard_syntax};
+use super::trust::{Whose, is_harmless};
 use crate::error::TtlError;
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{PgTryBuilder, pg_sys};
@@ -44,10 +44,21 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// Checks an expression as its author wrote it, names resolved in the search path in force.
-pub fn check(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked, TtlError> {
+/// Checks an expression as its author wrote it, read under the search path and the other settings in force.
+pub fn check_given(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked, TtlError> {
+    let relation = Relation::open(relid);
+    let node = analyze_as_written(&relation, text, purpose, ptr::null_mut())?;
+    checked(&relation, node, purpose)
+}
+
+/// Checks an expression in its canonical form.
+pub fn check_stored(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked, TtlError> {
     let relation = Relation::open(relid);
     let node = analyze(&relation, text, purpose, ptr::null_mut())?;
+    checked(&relation, node, purpose)
+}
+
+fn checked(relation: &Relation, node: *mut pg_sys::Node, purpose: Purpose) -> Result<Checked, TtlError> {
     let attnums = attnums(node);
     if attnums.iter().any(|attnum| *attnum <= 0) {
         return Err(TtlError::WholeRow(purpose));
@@ -71,7 +82,7 @@ pub fn check(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked
         immutable: !mutable,
         type_oid,
         is_column,
-        is_harmless: is_harmless(node),
+        is_harmless: is_harmless(node, Whose::Users),
     })
 }
 
@@ -103,8 +114,7 @@ impl Relation {
 
     fn deparse(&self, node: *mut pg_sys::Node) -> String {
         // Constants are printed as they are read again, whatever the session prefers.
-        let settings = [(c"DateStyle", c"ISO, YMD"), (c"IntervalStyle", c"postgres"), (c"extra_float_digits", c"1")];
-        let print = || {
+        with_canonical_output(|| {
             // SAFETY: `node` is an analyzed expression over this open relation alone, as its first range table entry.
             unsafe {
                 let name = (*(*self.0).rd_rel).relname.data.as_ptr();
@@ -112,8 +122,7 @@ impl Relation {
                 let text = pg_sys::deparse_expression(node, context, false, false);
                 CStr::from_ptr(text).to_string_lossy().into_owned()
             }
-        };
-        with_pinned_search_path(|| with_settings(&settings, print))
+        })
     }
 
     /// An alias for this relation under which the columns of `known` have their old names. Every other column gets a
@@ -153,9 +162,19 @@ pub(super) fn clauses(relation: &Relation, condition: &str) -> Result<*mut pg_sy
     }
 }
 
+/// Parse analysis of a text in canonical form, or of our own.
+pub(super) fn analyze(
+    relation: &Relation,
+    text: &str,
+    purpose: Purpose,
+    alias: *mut pg_sys::Alias,
+) -> Result<*mut pg_sys::Node, TtlError> {
+    with_standard_syntax(|| analyze_as_written(relation, text, purpose, alias))
+}
+
 /// Parse analysis. PostgreSQL's own complaints come back as [`TtlError::Expression`], without their cursor position: it
 /// would point into the statement of our caller. The caller must let the error end the transaction or subtransaction.
-pub(super) fn analyze(
+fn analyze_as_written(
     relation: &Relation,
     text: &str,
     purpose: Purpose,
@@ -288,7 +307,7 @@ mod tests {
 
     #[pg_test]
     fn a_filter_is_printed_canonically_and_knows_its_columns() {
-        let checked = check(table(), "name like 'a%' and ID > 1", Purpose::Filter).unwrap();
+        let checked = check_given(table(), "name like 'a%' and ID > 1", Purpose::Filter).unwrap();
         assert_eq!(checked.sql, "((name ~~ 'a%'::text) AND (id > 1))");
         assert_eq!(checked.attnums, [2, 4]);
         assert!(checked.immutable);
@@ -296,7 +315,7 @@ mod tests {
 
     #[pg_test]
     fn a_stable_filter_is_not_immutable() {
-        assert!(!check(table(), "at < now()", Purpose::Filter).unwrap().immutable);
+        assert!(!check_given(table(), "at < now()", Purpose::Filter).unwrap().immutable);
     }
 
     #[pg_test]
@@ -312,7 +331,7 @@ mod tests {
 
     #[pg_test]
     fn what_postgres_says_of_a_bad_filter_keeps_its_sqlstate() {
-        let error = check(table(), "nowhere > 1", Purpose::Filter).err().unwrap();
+        let error = check_given(table(), "nowhere > 1", Purpose::Filter).err().unwrap();
         assert_eq!(error.code(), pgrx::PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN);
         assert_eq!(error.to_string(), "invalid filter: column \"nowhere\" does not exist");
     }

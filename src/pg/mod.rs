@@ -17,5 +17,5 @@ pub mod spi;
 pub mod statement;
 pub mod transaction;
 pub mod trigger;
-mod trust;
+pub mod trust;
 pub mod utility;

@@ -1,6 +1,6 @@
 //! Statements planned once, under settings that then need not be in force while they run.
 
-use super::planner;
+use super::{identity, planner};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::spi::Spi;
@@ -64,7 +64,9 @@ impl Plan {
             unsafe {
                 let options = pg_sys::CURSOR_OPT_GENERIC_PLAN as i32;
                 let count = parameters.len() as i32;
-                let plan = pg_sys::SPI_prepare_cursor(sql.as_ptr(), count, parameters.as_mut_ptr(), options);
+                let plan = identity::with_standard_syntax(|| {
+                    pg_sys::SPI_prepare_cursor(sql.as_ptr(), count, parameters.as_mut_ptr(), options)
+                });
                 pg_sys::SPI_keepplan(plan);
                 let is_engine = sql.to_bytes().starts_with(planner::MARK.as_bytes());
                 let kept = Self { statement: plan, is_engine };

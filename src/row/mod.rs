@@ -172,7 +172,7 @@ impl OwnersCode {
     /// The code decides as it does in a sweep.
     fn in_time_zone<T>(&self, work: impl FnOnce() -> T) -> T {
         match &self.0 {
-            Some((_, zone)) => identity::with_settings(&[(c"TimeZone", zone)], work),
+            Some((_, zone)) => identity::with_pinned_values(|| identity::with_settings(&[(c"TimeZone", zone)], work)),
             None => work(),
         }
     }

@@ -149,7 +149,7 @@ impl Build<'_> {
 /// As at registration: the filter, if that is immutable, and the mark.
 fn predicate(rule: &Rule) -> Option<String> {
     let is_immutable = |filter: &&String| {
-        expression::check(rule.relid, filter, Purpose::Filter).is_ok_and(|checked| checked.immutable)
+        expression::check_stored(rule.relid, filter, Purpose::Filter).is_ok_and(|checked| checked.immutable)
     };
     let unmarked = rule.unmarked();
     let filter = rule.options.filter.as_ref().filter(is_immutable);

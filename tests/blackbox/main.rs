@@ -26,6 +26,7 @@ mod registration;
 mod room;
 mod rows;
 mod schedule;
+mod settings;
 mod sources;
 mod sweep;
 mod touch;
