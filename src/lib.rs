@@ -21,7 +21,11 @@ use pgrx::prelude::*;
 ::pgrx::pg_module_magic!(name, version);
 
 extension_sql_file!("../sql/catalog.sql", name = "catalog", bootstrap);
-extension_sql_file!("../sql/follow.sql", name = "follow", requires = ["catalog", api::rules::ttl_rename_columns]);
+extension_sql_file!(
+    "../sql/follow.sql",
+    name = "follow",
+    requires = ["catalog", api::follow::ttl_bind, api::follow::ttl_count_version, api::follow::ttl_tell_of_drop]
+);
 extension_sql_file!(
     "../sql/summary.sql",
     name = "summary",

@@ -136,20 +136,6 @@ fn ttl_resume(table_name: Option<Regclass>, column_name: default!(Option<&str>, 
     Ok(registry::set_active(table(table_name)?, column_name, true)?)
 }
 
-/// For the event trigger that follows DDL: an expression with the present names of the columns `attnums`, which it knows
-/// by `names`.
-#[pg_extern]
-pub fn ttl_rename_columns(
-    relid: Oid,
-    owner: Oid,
-    expression: &str,
-    attnums: Vec<i16>,
-    names: Vec<String>,
-) -> Result<String, ErrorReport> {
-    let known: Vec<_> = attnums.into_iter().zip(names).collect();
-    Ok(registry::rename_columns(relid, owner, expression, &known)?)
-}
-
 /// The batch size of rules that do not have their own.
 #[pg_extern(stable)]
 pub fn ttl_default_batch_size() -> i32 {

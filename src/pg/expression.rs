@@ -1,4 +1,4 @@
-//! Expressions over the row of one table: checked, printed in canonical form, followed through renames.
+//! Expressions over the row of one table: checked, and printed in canonical form.
 
 use super::identity::{with_canonical_output, with_standard_syntax};
 use super::trust::{Whose, is_harmless};
@@ -47,14 +47,14 @@ impl fmt::Display for Purpose {
 /// Checks an expression as its author wrote it, read under the search path and the other settings in force.
 pub fn check_given(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked, TtlError> {
     let relation = Relation::open(relid);
-    let node = analyze_as_written(&relation, text, purpose, ptr::null_mut())?;
+    let node = analyze_as_written(&relation, text, purpose)?;
     checked(&relation, node, purpose)
 }
 
 /// Checks an expression in its canonical form.
 pub fn check_stored(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked, TtlError> {
     let relation = Relation::open(relid);
-    let node = analyze(&relation, text, purpose, ptr::null_mut())?;
+    let node = analyze(&relation, text, purpose)?;
     checked(&relation, node, purpose)
 }
 
@@ -95,14 +95,6 @@ pub fn is_name(text: &str) -> bool {
     is_name.catch_others(|_| true).execute()
 }
 
-/// The expression `text`, in which columns have the names they had in `known` (attribute number, name), with the names
-/// they have now. Parsing may run user code (a domain check inside a literal): call this as the table's owner.
-pub fn rename_columns(relid: pg_sys::Oid, text: &str, known: &[(i16, String)]) -> Result<String, TtlError> {
-    let relation = Relation::open(relid);
-    let node = analyze(&relation, text, Purpose::Value, relation.alias(known))?;
-    Ok(relation.deparse(node))
-}
-
 /// A relation held open, with the lock kept to the end of the transaction.
 pub(super) struct Relation(pub(super) pg_sys::Relation);
 
@@ -112,7 +104,7 @@ impl Relation {
         Self(unsafe { pg_sys::relation_open(relid, pg_sys::AccessShareLock as pg_sys::LOCKMODE) })
     }
 
-    fn deparse(&self, node: *mut pg_sys::Node) -> String {
+    pub(super) fn deparse(&self, node: *mut pg_sys::Node) -> String {
         // Constants are printed as they are read again, whatever the session prefers.
         with_canonical_output(|| {
             // SAFETY: `node` is an analyzed expression over this open relation alone, as its first range table entry.
@@ -123,23 +115,6 @@ impl Relation {
                 CStr::from_ptr(text).to_string_lossy().into_owned()
             }
         })
-    }
-
-    /// An alias for this relation under which the columns of `known` have their old names. Every other column gets a
-    /// name that no expression uses, so that a name which has since passed to another column does not match it.
-    fn alias(&self, known: &[(i16, String)]) -> *mut pg_sys::Alias {
-        // SAFETY: the tuple descriptor lives as long as the relation is open; strings are copied into palloc'd memory.
-        unsafe {
-            let mut names: *mut pg_sys::List = ptr::null_mut();
-            let attributes = pgrx::PgTupleDesc::from_pg_copy((*self.0).rd_att);
-            for attribute in attributes.iter().filter(|attribute| !attribute.attisdropped) {
-                let attnum = attribute.attnum;
-                let name = known.iter().find(|(known, _)| *known == attnum).map(|(_, name)| name.clone());
-                let name = CString::new(name.unwrap_or_else(|| format!("?{attnum}?"))).unwrap_or_default();
-                names = pg_sys::lappend(names, pg_sys::makeString(pg_sys::pstrdup(name.as_ptr())).cast());
-            }
-            pg_sys::makeAlias((*(*self.0).rd_rel).relname.data.as_ptr(), names)
-        }
     }
 }
 
@@ -154,7 +129,7 @@ impl Drop for Relation {
 
 /// The condition as the planner wants it to compare predicates: simplified, a list of ANDed clauses.
 pub(super) fn clauses(relation: &Relation, condition: &str) -> Result<*mut pg_sys::List, TtlError> {
-    let node = analyze(relation, condition, Purpose::Filter, ptr::null_mut())?;
+    let node = analyze(relation, condition, Purpose::Filter)?;
     // SAFETY: `node` is an analyzed boolean expression.
     unsafe {
         let simplified = pg_sys::eval_const_expressions(ptr::null_mut(), node);
@@ -163,32 +138,21 @@ pub(super) fn clauses(relation: &Relation, condition: &str) -> Result<*mut pg_sy
 }
 
 /// Parse analysis of a text in canonical form, or of our own.
-pub(super) fn analyze(
-    relation: &Relation,
-    text: &str,
-    purpose: Purpose,
-    alias: *mut pg_sys::Alias,
-) -> Result<*mut pg_sys::Node, TtlError> {
-    with_standard_syntax(|| analyze_as_written(relation, text, purpose, alias))
+pub(super) fn analyze(relation: &Relation, text: &str, purpose: Purpose) -> Result<*mut pg_sys::Node, TtlError> {
+    with_standard_syntax(|| analyze_as_written(relation, text, purpose))
 }
 
 /// Parse analysis. PostgreSQL's own complaints come back as [`TtlError::Expression`], without their cursor position: it
 /// would point into the statement of our caller. The caller must let the error end the transaction or subtransaction.
-fn analyze_as_written(
-    relation: &Relation,
-    text: &str,
-    purpose: Purpose,
-    alias: *mut pg_sys::Alias,
-) -> Result<*mut pg_sys::Node, TtlError> {
+fn analyze_as_written(relation: &Relation, text: &str, purpose: Purpose) -> Result<*mut pg_sys::Node, TtlError> {
     let relation = AssertUnwindSafe(relation.0);
-    let alias = AssertUnwindSafe(alias);
     PgTryBuilder::new(|| {
-        // SAFETY: relation and alias outlive the call, and the parse state is used for this one expression.
+        // SAFETY: the relation outlives the call, and the parse state is used for this one expression.
         unsafe {
             let raw = parse(text, purpose)?;
             let state = pg_sys::make_parsestate(ptr::null_mut());
             let lock = pg_sys::AccessShareLock as i32;
-            let item = pg_sys::addRangeTableEntryForRelation(state, *relation, lock, *alias, false, true);
+            let item = pg_sys::addRangeTableEntryForRelation(state, *relation, lock, ptr::null_mut(), false, true);
             pg_sys::addNSItemToQuery(state, item, false, true, true);
             let mut node = pg_sys::transformExpr(state, raw, pg_sys::ParseExprKind::EXPR_KIND_WHERE);
             if purpose == Purpose::Filter {
@@ -316,17 +280,6 @@ mod tests {
     #[pg_test]
     fn a_stable_filter_is_not_immutable() {
         assert!(!check_given(table(), "at < now()", Purpose::Filter).unwrap().immutable);
-    }
-
-    #[pg_test]
-    fn old_names_map_to_the_columns_that_had_them() {
-        let relid = table();
-        Spi::run("ALTER TABLE subject RENAME id TO name2; ALTER TABLE subject RENAME name TO id").unwrap();
-        let renamed = rename_columns(relid, "(id > 1) AND (name = 'x')", &[(2, "id".into()), (4, "name".into())]);
-        assert_eq!(renamed.unwrap(), "((name2 > 1) AND (id = 'x'::text))");
-        let passed_on = rename_columns(relid, "id > 1", &[(2, "id".into())]);
-        assert_eq!(passed_on.unwrap(), "(name2 > 1)", "another column has the name now");
-        assert!(rename_columns(relid, "name2 > 1", &[(2, "id".into())]).is_err(), "not a name the filter could know");
     }
 
     #[pg_test]

@@ -2,9 +2,11 @@
 
 pub mod access;
 pub mod board;
+pub mod event;
 pub mod expression;
 pub mod identity;
 pub mod index;
+pub mod meaning;
 pub mod memo;
 pub mod names;
 pub mod plan;

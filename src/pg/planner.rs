@@ -49,7 +49,7 @@ impl Condition {
     /// Reads a condition on the rows of a relation.
     pub fn read(relid: Oid, text: &str) -> Result<Self, TtlError> {
         let relation = Relation::open(relid);
-        let node = analyze(&relation, text, Purpose::Filter, ptr::null_mut())?;
+        let node = analyze(&relation, text, Purpose::Filter)?;
         // What was harmless when it was registered need not be so for ever: a cast may have come.
         if !is_harmless(node, Whose::Ours) {
             return Err(TtlError::HiddenByCode);

@@ -175,11 +175,6 @@ pub fn owned_table(relid: Oid) -> Result<Oid, TtlError> {
     Ok(Table::describe(relid)?.relid)
 }
 
-/// A stored expression, after columns it uses were renamed.
-pub fn rename_columns(relid: Oid, owner: Oid, text: &str, known: &[(i16, String)]) -> Result<String, TtlError> {
-    identity::sandboxed_as(owner, || expression::rename_columns(relid, text, known))
-}
-
 /// A filter is checked as its author wrote it, with the author's search path, and goes on in canonical form.
 fn check_given_filter(relid: Oid, mut given: Given) -> Result<Given, TtlError> {
     if let Some(filter) = &mut given.filter {

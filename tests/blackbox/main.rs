@@ -30,4 +30,5 @@ mod settings;
 mod sources;
 mod sweep;
 mod touch;
+mod types;
 mod worker;
