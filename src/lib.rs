@@ -32,6 +32,7 @@ extension_sql_file!(
     requires = [
         "catalog",
         api::rules::ttl_default_batch_size,
+        api::rules::ttl_holds,
         api::workers::ttl_lag,
         api::workers::ttl_next_due,
         api::workers::ttl_next_pass,

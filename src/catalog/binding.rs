@@ -4,7 +4,7 @@ use super::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::pg::expression::Purpose;
 use crate::pg::transaction::subtransaction;
-use crate::pg::{access, identity, meaning, relation, spi};
+use crate::pg::{access, board, identity, meaning, process, relation, spi};
 use pgrx::pg_sys::Oid;
 
 /// The columns a rule was registered for: those it goes by, the one that marks, those of the filter.
@@ -205,6 +205,7 @@ impl Catalog {
                 spi::execute(&lock, &[id.into()])?;
                 spi::execute(&follow, &args)?;
                 spi::execute(&find, &args)?;
+                process::at_commit(board::wake);
             }
             Ok(())
         })

@@ -52,7 +52,7 @@ fn room_in(rule_id: i64, relid: Oid) -> Result<Rc<Option<Room>>, TtlError> {
         Some(room) => Ok(room),
         None => memo.remember(&(rule_id, relid), || {
             let catalog = Catalog::open()?;
-            let rule = catalog.rule_with_id(rule_id)?.filter(|rule| rule.options.makes_room());
+            let rule = catalog.rule_with_id(rule_id)?.filter(|rule| rule.options.makes_room() && rule.hold.is_none());
             let about = vec![catalog.relid, relid, rule.as_ref().map_or(relid, |rule| rule.relid)];
             // Anybody who may make triggers on a table can give them any number.
             let rule = rule.filter(|rule| relation::tree(rule.relid).contains(&relid));

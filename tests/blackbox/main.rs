@@ -23,6 +23,7 @@ mod preview;
 mod purge;
 mod races;
 mod registration;
+mod restore;
 mod room;
 mod rows;
 mod schedule;
