@@ -27,6 +27,12 @@ CREATE TABLE ttl_index_table (
     -- Of a rule on an expression, which is then its column_name: the columns it uses, and its type.
     expression_columns         text[],
     expression_type            text,
+    -- The types below all domains of the columns that the rule uses: the TTL column or those of the expression, the soft
+    -- delete column, those of the filter. A rule on columns of other types waits until somebody says what is meant.
+    column_types               text[],
+    -- How many triggers and rewrite rules stand on the table and what is below it, those of foreign keys included. A
+    -- restored rule waits until so many are there again.
+    guards                     integer NOT NULL DEFAULT 0 CHECK (guards >= 0),
     time_zone                  text NOT NULL,
     unit                       text CHECK (unit IN ('s', 'ms', 'us', 'ns', 'ulid')),
     index_method               text NOT NULL DEFAULT 'btree' CHECK (index_method IN ('btree', 'brin', 'none')),
@@ -87,15 +93,28 @@ CREATE TABLE ttl_binding (
     index_relid        oid,
     archive_relid      oid,
     hook               oid,
-    -- The names its columns had when they could not be followed: they are not tried again until they change again.
-    faulty_columns     text[],
+    -- What column_types names: identifiers of types, in the same order.
+    types              oid[] NOT NULL DEFAULT '{}',
+    -- What filter and expression mean: their analyzed form, as the major version of PostgreSQL that is given writes it, the
+    -- functions in it that are not PostgreSQL's own, and a fingerprint of those.
+    filter_tree        text,
+    expression_tree    text,
+    tree_version       integer,
+    called             oid[] NOT NULL DEFAULT '{}',
+    functions          text,
+    -- The objects whose DDL concerns the rule: its table, functions, types, and their schemas.
+    uses               oid[] NOT NULL DEFAULT '{}',
+    -- How many of the guards were there when they were last counted.
+    guards_found       integer NOT NULL DEFAULT 0,
     -- The session that wrote the rule other than by registering it. While it is connected, a restore may be under way
-    -- and foreign keys and triggers may be still to come: workers leave the rule alone.
+    -- and foreign keys and triggers may be still to come: the rule rests.
     held_by            integer,
     held_since         timestamptz,
     UNIQUE (relid, attnum),
     CHECK ((attnum IS NULL) = (expression_attnums IS NOT NULL))
 );
+CREATE INDEX ON ttl_binding USING gin (uses) WITH (fastupdate = off);
+CREATE INDEX ON ttl_binding (index_relid);
 
 SELECT pg_extension_config_dump('ttl_index_table', '');
 SELECT pg_extension_config_dump('ttl_index_table_id_seq', '');
@@ -130,117 +149,10 @@ RETURN CASE WHEN names IS NOT NULL THEN (
     LEFT JOIN pg_attribute a ON a.attrelid = table_relid AND a.attname = named.name AND NOT a.attisdropped
 ) END;
 
--- The inverse.
-CREATE FUNCTION ttl_attnames(table_relid oid, attnums smallint[]) RETURNS text[]
-    STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
-RETURN CASE WHEN attnums IS NOT NULL THEN (
-    SELECT coalesce(array_agg(a.attname::text ORDER BY used.position), '{}')
-    FROM unnest(attnums) WITH ORDINALITY AS used (attnum, position)
-    LEFT JOIN pg_attribute a ON a.attrelid = table_relid AND a.attnum = used.attnum AND NOT a.attisdropped
-) END;
-
 -- The function that a rule calls with its expired rows, NULL if there is none.
 CREATE FUNCTION ttl_hook(name text) RETURNS oid
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 RETURN to_regprocedure(name || '(regclass, jsonb)');
-
--- Binds a rule when it is written. A restored rule whose table or column was not restored is left out, because a
--- dump without some of its tables must not lose the other rules.
-CREATE FUNCTION ttl_bind() RETURNS trigger
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    named_relid oid := to_regclass(format('%I.%I', NEW.schema_name, NEW.table_name));
-    column_attnum smallint := CASE WHEN NEW.expression_columns IS NULL
-                                   THEN (@extschema@.ttl_attnums(named_relid, ARRAY[NEW.column_name]))[1] END;
-    value_attnums smallint[] := @extschema@.ttl_attnums(named_relid, NEW.expression_columns);
-    mark_attnum smallint := (@extschema@.ttl_attnums(named_relid, ARRAY[NEW.soft_delete_column]))[1];
-    used_attnums smallint[] := @extschema@.ttl_attnums(named_relid, NEW.filter_columns);
-    complete boolean := (NEW.soft_delete_column IS NULL OR mark_attnum IS NOT NULL)
-                        AND array_position(used_attnums || value_attnums, NULL) IS NULL;
-BEGIN
-    -- Names may be equal for a moment while they follow a swap; columns are not.
-    IF mark_attnum = column_attnum AND (TG_OP = 'INSERT' OR NEW.soft_delete_column IS DISTINCT FROM OLD.soft_delete_column) THEN
-        RAISE EXCEPTION 'soft delete column "%" must not be the TTL column itself', NEW.soft_delete_column
-            USING ERRCODE = 'check_violation';
-    END IF;
-    IF TG_OP = 'INSERT' THEN
-        IF num_nulls(column_attnum, value_attnums) <> 1 OR NOT complete THEN
-            RAISE WARNING 'TTL rule on column "%" of table "%.%" left out: the table or a column it needs does not exist',
-                NEW.column_name, NEW.schema_name, NEW.table_name;
-            DELETE FROM @extschema@.ttl_index_table WHERE id = NEW.id;
-            RETURN NULL;
-        END IF;
-        INSERT INTO @extschema@.ttl_binding
-            (rule_id, relid, attnum, expression_attnums, soft_delete_attnum, filter_attnums, held_by, held_since)
-        SELECT NEW.id, named_relid, column_attnum, value_attnums, mark_attnum, used_attnums, pid, backend_start
-        FROM pg_stat_get_activity(pg_backend_pid());
-        PERFORM @extschema@.ttl_wake();
-    ELSIF NOT EXISTS (SELECT FROM @extschema@.ttl_binding b
-                      WHERE b.rule_id = NEW.id AND b.relid = named_relid AND b.attnum IS NOT DISTINCT FROM column_attnum) THEN
-        RAISE EXCEPTION 'a TTL rule stays on its table and column'
-            USING ERRCODE = 'feature_not_supported',
-                  HINT = 'Names follow a rename by themselves; use ttl_drop_index and ttl_create_index to move a rule.';
-    ELSIF (NEW.soft_delete_column, NEW.filter_columns, NEW.expression_columns)
-          IS DISTINCT FROM (OLD.soft_delete_column, OLD.filter_columns, OLD.expression_columns) THEN
-        IF NOT complete THEN
-            RAISE EXCEPTION 'a column that the TTL rule on table "%.%" names does not exist',
-                NEW.schema_name, NEW.table_name USING ERRCODE = 'undefined_column';
-        END IF;
-        UPDATE @extschema@.ttl_binding
-        SET soft_delete_attnum = mark_attnum, filter_attnums = used_attnums, expression_attnums = value_attnums,
-            faulty_columns = NULL
-        WHERE rule_id = NEW.id;
-    END IF;
-    UPDATE @extschema@.ttl_binding
-    SET index_relid = @extschema@.ttl_ready_index(named_relid, NEW.index_name, NEW.concurrently),
-        archive_relid = to_regclass(NEW.archive_to), hook = @extschema@.ttl_hook(NEW.on_expire)
-    WHERE rule_id = NEW.id;
-    PERFORM @extschema@.ttl_forget(named_relid);
-    RETURN NULL;
-END
-$$;
-
-CREATE FUNCTION ttl_count_version() RETURNS trigger
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    NEW.version := OLD.version + 1;
-    NEW.updated_at := now();
-    PERFORM @extschema@.ttl_wake(), @extschema@.ttl_forget(b.relid)
-    FROM @extschema@.ttl_binding b WHERE b.rule_id = NEW.id;
-    RETURN NEW;
-END
-$$;
-
-CREATE TRIGGER ttl_count_version
-    BEFORE UPDATE OF schema_name, table_name, column_name, expire_after, active, batch_size, soft_delete_column, filter,
-                     filter_columns, expression_columns, expression_type, time_zone, unit, index_method, "concurrently",
-                     hide_expired, purge_after, archive_to, on_expire, notify_channel, partition_action, run_every, run_window,
-                     max_rows_per_second, max_rows_per_run, index_name
-    ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_count_version();
-ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_count_version;
-
--- Has every session forget what it knows of the rules on a table; the rule that purges for one goes with it.
-CREATE FUNCTION ttl_tell_of_drop() RETURNS trigger
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    PERFORM @extschema@.ttl_forget(b.relid) FROM @extschema@.ttl_binding b WHERE b.rule_id = OLD.id;
-    DELETE FROM @extschema@.ttl_index_table WHERE purges = OLD.id;
-    RETURN OLD;
-END
-$$;
-
-CREATE TRIGGER ttl_tell_of_drop
-    BEFORE DELETE ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_tell_of_drop();
-ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_tell_of_drop;
-
-CREATE TRIGGER ttl_bind
-    AFTER INSERT OR UPDATE OF schema_name, table_name, column_name, soft_delete_column, filter_columns,
-                              expression_columns, index_name, archive_to, on_expire
-    ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_bind();
-ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_bind;
 
 -- One row per sweep that did something or failed.
 CREATE TABLE ttl_history_log (

@@ -1,6 +1,5 @@
 -- Who may do what. The functions that register check ownership of the table themselves, so anyone may call them; the
 -- catalog is written through them alone.
-REVOKE ALL ON FUNCTION ttl_rename_columns(oid, oid, text, smallint[], text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_start_worker(), ttl_stop_worker() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_bind() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;

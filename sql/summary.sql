@@ -55,6 +55,7 @@ AS $$
                 ELSE 'hard_delete'
            END,
            CASE WHEN NOT t.active THEN 'paused'
+                WHEN resting.hold IS NOT NULL THEN 'restoring'
                 WHEN t.last_error IS NOT NULL AND (t.blocked_rows = 0 OR t.consecutive_failures > 0) THEN 'error'
                 WHEN t.index_error IS NOT NULL THEN 'error'
                 WHEN t.blocked_rows > 0 THEN 'blocked'
@@ -71,6 +72,7 @@ AS $$
            t.blocked_rows, @extschema@.ttl_lag(t.id), t.locked_rows, t.skipped_parts,
            t.expire_after, t.filter, t.time_zone, t.index_method, t.unit, t.hide_expired,
            CASE WHEN NOT t.active THEN NULL
+                WHEN resting.hold IS NOT NULL THEN resting.hold
                 WHEN sweep.hold IS NOT NULL THEN sweep.hold
                 WHEN NOT run_window.is_open THEN 'run_window'
                 WHEN @extschema@.ttl_waits_for_process(t.id) THEN 'max_worker_processes'
@@ -79,6 +81,7 @@ AS $$
            index.state, t.concurrently, t.purge_after, t.archive_to, t.on_expire, t.notify_channel, t.partition_action,
            t.run_every, t.run_window, t.max_rows_per_second, t.max_rows_per_run, t.total_partitions_removed
     FROM @extschema@.ttl_index_table t
+    LEFT JOIN @extschema@.ttl_holds() AS resting ON resting.rule_id = t.id
     LEFT JOIN (SELECT rule_id, max(hold) AS hold FROM @extschema@.ttl_progress_slots() GROUP BY rule_id) AS sweep
            ON sweep.rule_id = t.id
     LEFT JOIN LATERAL @extschema@.ttl_run_window(t.run_window, t.time_zone, now()) AS run_window ON true

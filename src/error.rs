@@ -31,6 +31,18 @@ pub enum TtlError {
     CannotExpire { column: String, data_type: String },
     #[error("column \"{0}\" has a type that cannot expire")]
     CannotExpireNow(String),
+    #[error("column \"{0}\" is not of the type any more that it had when the TTL rule was registered")]
+    TypeChanged(String),
+    #[error("column \"{0}\" that the TTL rule uses is not there any more")]
+    ColumnMissing(String),
+    #[error("soft delete column \"{0}\" was dropped")]
+    MarkDropped(String),
+    #[error("column \"{0}\" of the filter was dropped")]
+    FilterColumnDropped(String),
+    #[error("the {0} of the TTL rule does not mean any more what it meant when it was registered")]
+    MeaningChanged(Purpose),
+    #[error("a TTL rule stays on its table and column")]
+    RuleMoved,
     #[error("column \"{0}\" cannot mark a row as deleted any more")]
     CannotMarkNow(String),
     #[error("soft delete column \"{0}\" must not be the TTL column itself")]
@@ -77,6 +89,8 @@ pub enum TtlError {
     NotLoaded,
     #[error("hide_expired needs a filter and an expression of immutable functions and types of PostgreSQL's own")]
     HiddenByCode,
+    #[error("hide_expired needs a time zone other than \"{0}\", which depends on timezone_abbreviations")]
+    HiddenByZone(String),
     #[error("expire_after and expire_after_seconds must not be given together")]
     TwoExpiries,
     #[error("invalid {purpose}: {message}")]
@@ -175,14 +189,22 @@ impl TtlError {
             | Self::NotWritable(_)
             | Self::TouchOfChildren(_)
             | Self::HiddenByCode
+            | Self::HiddenByZone(_)
             | Self::NotPartitioned(_)
             | Self::ArchiveTemporary
             | Self::ArchiveUnlogged(_)
             | Self::HiddenPart(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
-            Self::UnknownColumn { .. } | Self::ArchiveLacks { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
+            Self::RuleMoved => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            Self::MeaningChanged(_) => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Self::UnknownColumn { .. }
+            | Self::ColumnMissing(_)
+            | Self::MarkDropped(_)
+            | Self::FilterColumnDropped(_)
+            | Self::ArchiveLacks { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
             Self::CannotExpire { .. }
             | Self::CannotMark { .. }
             | Self::CannotExpireNow(_)
+            | Self::TypeChanged(_)
             | Self::CannotMarkNow(_)
             | Self::PurgeOfFlag(_)
             | Self::ArchiveType { .. } => Code::ERRCODE_DATATYPE_MISMATCH,
@@ -230,7 +252,7 @@ impl TtlError {
         }
     }
 
-    fn hint(&self) -> Option<String> {
+    pub fn hint(&self) -> Option<String> {
         match self {
             Self::Invalid(Invalid::NegativeTtl(_)) => {
                 Some("Use 0 if the column itself holds the instant of expiry.".into())
@@ -267,6 +289,19 @@ impl TtlError {
                     .into(),
             ),
             Self::CannotExpire { .. } => Some(format!("Use a column of type {}.", Source::ACCEPTED)),
+            Self::TypeChanged(_) => Some(
+                "Say what is meant with ttl_create_index or ttl_alter_index: the latter keeps unit and time_zone if they are not given."
+                    .into(),
+            ),
+            Self::ColumnMissing(_) | Self::MarkDropped(_) | Self::FilterColumnDropped(_) => {
+                Some("Register the rule again with ttl_create_index.".into())
+            }
+            Self::MeaningChanged(_) => {
+                Some("A function or type was replaced. If all is well, ttl_alter_index without options says so.".into())
+            }
+            Self::RuleMoved => Some(
+                "Names follow a rename by themselves; use ttl_drop_index and ttl_create_index to move a rule.".into(),
+            ),
             Self::CannotMark { .. } => Some(format!("Use a column of type {}.", Mark::ACCEPTED)),
             Self::MarkIsNotNull(_) => Some("A row is live while the column is null.".into()),
             Self::AmbiguousRule { columns, .. } => Some(format!("Give column_name as one of: {columns}.")),
@@ -283,9 +318,10 @@ impl TtlError {
                 Some("Add pg_ttl_index to shared_preload_libraries, or to session_preload_libraries.".into())
             }
             Self::HiddenByCode => {
-                Some("They run in every query of the table, with the rights of whoever asks.".into())
+                Some("They run in every query of the table, with the rights and the settings of whoever asks.".into())
             }
             Self::ExpiredMeanwhile => Some("The transaction might succeed if retried.".into()),
+            Self::HiddenByZone(_) => Some("Use the name of a place, as in America/New_York.".into()),
             Self::HiddenPart(_) => Some("Register the rule on the parent.".into()),
             Self::Mode(_) => Some("Use always, nx, xx, gt or lt.".into()),
             Self::InfiniteInstant => Some("Use ttl_persist to have a row never expire.".into()),

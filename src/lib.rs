@@ -22,13 +22,18 @@ use pgrx::prelude::*;
 ::pgrx::pg_module_magic!(name, version);
 
 extension_sql_file!("../sql/catalog.sql", name = "catalog", bootstrap);
-extension_sql_file!("../sql/follow.sql", name = "follow", requires = ["catalog", api::rules::ttl_rename_columns]);
+extension_sql_file!(
+    "../sql/follow.sql",
+    name = "follow",
+    requires = ["catalog", api::follow::ttl_bind, api::follow::ttl_count_version, api::follow::ttl_tell_of_drop]
+);
 extension_sql_file!(
     "../sql/summary.sql",
     name = "summary",
     requires = [
         "catalog",
         api::rules::ttl_default_batch_size,
+        api::rules::ttl_holds,
         api::workers::ttl_lag,
         api::workers::ttl_next_due,
         api::workers::ttl_next_pass,

@@ -1,5 +1,6 @@
 //! The functions users call: they read arguments and call inward.
 
+pub mod follow;
 pub mod instants;
 pub mod rows;
 pub mod rules;

@@ -1,11 +1,13 @@
 //! Registering, changing and removing rules.
 
+use crate::catalog::Catalog;
 use crate::error::TtlError;
 use crate::pg::access::refuse_if_read_only;
 use crate::pg::names::{Regclass, Regprocedure};
 use crate::rule::{Given, IndexMethod, Invalid, PartitionAction, Ttl, Window};
 use crate::{guc, registry};
 use pgrx::datum::Interval;
+use pgrx::iter::TableIterator;
 use pgrx::pg_sys::Oid;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
@@ -136,18 +138,10 @@ fn ttl_resume(table_name: Option<Regclass>, column_name: default!(Option<&str>, 
     Ok(registry::set_active(table(table_name)?, column_name, true)?)
 }
 
-/// For the event trigger that follows DDL: an expression with the present names of the columns `attnums`, which it knows
-/// by `names`.
-#[pg_extern]
-pub fn ttl_rename_columns(
-    relid: Oid,
-    owner: Oid,
-    expression: &str,
-    attnums: Vec<i16>,
-    names: Vec<String>,
-) -> Result<String, ErrorReport> {
-    let known: Vec<_> = attnums.into_iter().zip(names).collect();
-    Ok(registry::rename_columns(relid, owner, expression, &known)?)
+/// Rules that rest until a restore or a copy is over, and what they wait for.
+#[pg_extern(stable)]
+pub fn ttl_holds() -> Result<TableIterator<'static, (name!(rule_id, i64), name!(hold, String))>, ErrorReport> {
+    Ok(TableIterator::new(Catalog::open()?.holds()?))
 }
 
 /// The batch size of rules that do not have their own.

@@ -1,7 +1,10 @@
 //! The only code that reads or writes the extension's own tables. It does so with the rights of their owner; who may
 //! ask for it is decided before.
 
+mod binding;
+mod follow;
 mod outcome;
+mod restore;
 mod rules;
 mod sweepable;
 
@@ -9,11 +12,17 @@ pub use outcome::{Outcome, Trigger};
 pub use rules::{Definition, RuleIndex, StoredRule};
 pub use sweepable::{Broken, Claim, Rule};
 
+thread_local! {
+    /// The table of rules, as far as this process knows. It belongs to one database for all its life.
+    static RELID: Cell<Oid> = const { Cell::new(InvalidOid) };
+}
+
 use crate::error::TtlError;
-use crate::pg::{citus, identity, spi};
+use crate::pg::{access, citus, identity, spi};
 use crate::rule::{Expiry, Options, Source};
-use pgrx::pg_sys::Oid;
-use pgrx::spi::quote_literal;
+use pgrx::pg_sys::{InvalidOid, Oid};
+use pgrx::spi::{quote_identifier, quote_literal};
+use std::cell::Cell;
 
 /// The extension's tables: where they live and whose they are.
 #[derive(Clone)]
@@ -27,23 +36,23 @@ pub struct Catalog {
 
 impl Catalog {
     pub fn open() -> Result<Self, TtlError> {
-        spi::peek(
-            "SELECT quote_ident(n.nspname), c.relowner, c.oid
-             FROM pg_extension e
-             JOIN pg_namespace n ON n.oid = e.extnamespace
-             JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'ttl_index_table'
+        // Where the tables are is found out once; what they are called and whose they are, each time.
+        let known = RELID.get();
+        let is_there = access::relation_name(known).is_some_and(|name| name == "ttl_index_table");
+        let relid = if is_there { known } else { Self::find_table()? };
+        RELID.set(relid);
+        let (schema, owner) = access::place_of(relid).ok_or(TtlError::NotInstalled)?;
+        Ok(Self { schema: quote_identifier(schema), owner, relid })
+    }
+
+    fn find_table() -> Result<Oid, TtlError> {
+        let found = spi::peek(
+            "SELECT c.oid FROM pg_extension e
+             JOIN pg_class c ON c.relnamespace = e.extnamespace AND c.relname = 'ttl_index_table'
              WHERE e.extname = 'pg_ttl_index'",
-            |row| {
-                Ok(Self {
-                    schema: row.get(1)?.unwrap_or_default(),
-                    owner: row.get(2)?.unwrap_or_default(),
-                    relid: row.get(3)?.unwrap_or_default(),
-                })
-            },
-        )?
-        .into_iter()
-        .next()
-        .ok_or(TtlError::NotInstalled)
+            |row| row.get(1),
+        )?;
+        found.into_iter().flatten().next().ok_or(TtlError::NotInstalled)
     }
 
     /// When rows expire, by a value in them.
@@ -65,6 +74,7 @@ impl Catalog {
     /// Intervals in results are in the style that [`crate::rule::Ttl`] reads.
     pub fn with_rights<R>(&self, work: impl FnOnce() -> R) -> R {
         let style = [(c"IntervalStyle", c"postgres_verbose")];
-        identity::with_rights_of(self.owner, || identity::with_settings(&style, || citus::seeing_shards(work)))
+        let pinned = || identity::with_settings(&style, || citus::seeing_shards(work));
+        identity::with_rights_of(self.owner, || identity::with_pinned_values(pinned))
     }
 }

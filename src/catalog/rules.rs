@@ -1,5 +1,6 @@
 //! Rules as users define them.
 
+use super::binding::Binding;
 use super::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::pg::spi;
@@ -106,16 +107,17 @@ impl Catalog {
              SELECT $2, $3, $4, {columns} FROM jsonb_populate_record(NULL::{own}.ttl_index_table, $1) RETURNING id",
             own = self.schema
         );
-        let release =
-            format!("UPDATE {}.ttl_binding SET held_by = NULL, held_since = NULL WHERE rule_id = $1", self.schema);
-        self.with_rights(|| {
-            let values = [values.into(), schema.into(), table.into(), column.into()];
-            let ids = spi::query(&sql, &values, |row| Ok(row.get::<i64>(1)?.unwrap_or_default()))?;
-            for id in &ids {
-                spi::execute(&release, &[(*id).into()])?;
-            }
-            Ok(ids.into_iter().next().unwrap_or_default())
-        })
+        let values = [values.into(), schema.into(), table.into(), column.into()];
+        let ids = self.with_rights(|| spi::query(&sql, &values, |row| Ok(row.get::<i64>(1)?.unwrap_or_default())))?;
+        let id = ids.into_iter().next().unwrap_or_default();
+        self.confirm(id)?;
+        Ok(id)
+    }
+
+    /// Binds a rule to what its names mean now, because somebody has said so.
+    fn confirm(&self, id: i64) -> Result<(), TtlError> {
+        self.release(Some(id))?;
+        self.bind(id, Binding::Registered)
     }
 
     /// Redefines a rule. Statistics and a pause stay; a fault of the old definition is forgotten.
@@ -129,22 +131,9 @@ impl Catalog {
              WHERE id = $2",
             own = self.schema
         );
+        self.with_rights(|| spi::execute(&sql, &[values.into(), id.into()]))?;
         // The same names may be other objects by now: the old ones were dropped, and the rule is to use these.
-        let bind = format!(
-            "UPDATE {schema}.ttl_binding b
-             SET filter_attnums = {schema}.ttl_attnums(b.relid, t.filter_columns), faulty_columns = NULL,
-                 expression_attnums = {schema}.ttl_attnums(b.relid, t.expression_columns),
-                 soft_delete_attnum = ({schema}.ttl_attnums(b.relid, ARRAY[t.soft_delete_column]))[1],
-                 archive_relid = to_regclass(t.archive_to), hook = {schema}.ttl_hook(t.on_expire)
-             FROM {schema}.ttl_index_table t
-             WHERE t.id = b.rule_id AND t.id = $1",
-            schema = self.schema
-        );
-        self.with_rights(|| {
-            spi::execute(&sql, &[values.into(), id.into()])?;
-            spi::execute(&bind, &[id.into()])?;
-            Ok(())
-        })
+        self.confirm(id)
     }
 
     /// Has a rule know its index, which a worker has made.
@@ -176,21 +165,37 @@ impl Catalog {
         self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
     }
 
-    /// Pauses or resumes one rule of a table, or every rule; tells how many changed.
+    /// Pauses or resumes one rule of a table, or every rule; tells how many changed. A restored rule that rests is resumed, too.
     pub fn set_active(&self, relid: Oid, subject: Option<(Option<i16>, &str)>, active: bool) -> Result<i32, TtlError> {
-        let sql = format!(
-            "UPDATE {schema}.ttl_index_table t SET active = $4, retry_at = NULL, index_retry_at = NULL
-             FROM {schema}.ttl_binding b
-             WHERE b.rule_id = t.id AND b.relid = $1 AND t.active <> $4
+        let chosen = format!(
+            "b.rule_id = t.id AND b.relid = $1
                AND ($3 IS NULL OR {ON_SUBJECT} OR t.purges IN (
                    SELECT t.id FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
                    WHERE b.relid = $1 AND {ON_SUBJECT}))",
             schema = self.schema
         );
+        let set = format!(
+            "UPDATE {schema}.ttl_index_table t SET active = $4, retry_at = NULL, index_retry_at = NULL
+             FROM {schema}.ttl_binding b WHERE {chosen} AND t.active <> $4 RETURNING t.id",
+            schema = self.schema
+        );
+        let resting = format!(
+            "SELECT t.id FROM {schema}.ttl_index_table t, {schema}.ttl_binding b
+             WHERE {chosen} AND b.held_by IS NOT NULL AND $4",
+            schema = self.schema
+        );
         let (attnum, name) = subject.map_or((None, None), |(attnum, name)| (attnum, Some(name)));
         let args = [relid.into(), attnum.into(), name.into(), active.into()];
-        let changed = self.with_rights(|| spi::execute(&sql, &args))?;
-        Ok(i32::try_from(changed).unwrap_or(i32::MAX))
+        let ids =
+            |sql: &str| self.with_rights(|| spi::query(sql, &args, |row| Ok(row.get::<i64>(1)?.unwrap_or_default())));
+        let (resting, mut changed) = (ids(&resting)?, ids(&set)?);
+        for id in resting {
+            self.release(Some(id))?;
+            if !changed.contains(&id) {
+                changed.push(id);
+            }
+        }
+        Ok(i32::try_from(changed.len()).unwrap_or(i32::MAX))
     }
 }
 

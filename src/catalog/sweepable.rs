@@ -1,10 +1,11 @@
 //! Rules as a sweep needs them: names looked up in the system catalogs, by the binding.
 
+use super::binding::{Columns, Meanings};
 use super::{Catalog, rules};
 use crate::error::TtlError;
 use crate::pg::access::Until;
 use crate::pg::transaction::Failure;
-use crate::pg::{access, spi};
+use crate::pg::{access, meaning, spi};
 use crate::rule::{Expiry, Mark, Options, Source};
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::DatumWithOid;
@@ -73,6 +74,12 @@ pub struct Rule {
     pub skipped_parts: Option<String>,
     /// SQLSTATE and message.
     pub last_error: Option<String>,
+    /// What filter and expression meant when it was registered.
+    pub meanings: Meanings,
+    /// Why it rests although it is active: what it needs has not been restored or copied yet.
+    pub hold: Option<String>,
+    /// Whether it was written other than by registering it, and has not been swept since.
+    pub was_restored: bool,
 }
 
 impl fmt::Display for Rule {
@@ -104,6 +111,8 @@ pub struct Broken {
     pub is_due: bool,
     /// Whether this was its last error already.
     pub is_known: bool,
+    /// Whether it rests anyway.
+    pub is_held: bool,
 }
 
 impl Catalog {
@@ -114,16 +123,21 @@ impl Catalog {
         self.rules_where(condition, &[relid.into(), access::current_role().into()])
     }
 
-    /// The active rules that workers may sweep: all but those that a session which may be restoring a dump has brought,
-    /// and none while sweeping is off. One snapshot decides about both, so that a rule which comes in the transaction
-    /// that switches it off is not swept. All of them, or the one with this number.
+    /// The active rules that workers may sweep: all but those that rest during a restore or a copy, and none while sweeping
+    /// is off. One snapshot decides about all, so that a rule which comes in the transaction that switches it off is not
+    /// swept. A rule whose restore is over is told so for good: what is dropped from now on is not still to come. All of
+    /// them, or the one with this number.
     pub fn rules_for_workers(&self, id: Option<i64>) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
         let condition = format!(
-            "t.active AND t.id = coalesce($1, t.id) AND NOT EXISTS (SELECT FROM {}.ttl_worker_off) AND (b.held_by IS NULL OR NOT EXISTS (
-                 SELECT FROM pg_stat_get_activity(b.held_by) a WHERE a.backend_start = b.held_since))",
+            "t.active AND t.id = coalesce($1, t.id) AND NOT EXISTS (SELECT FROM {}.ttl_worker_off)",
             self.schema
         );
-        self.rules_where(&condition, &[id.into()])
+        let mut rules = self.rules_where(&condition, &[id.into()])?;
+        rules.retain(|rule| rule.as_ref().map_or_else(|broken| !broken.is_held, |rule| rule.hold.is_none()));
+        for rule in rules.iter().flatten().filter(|rule| rule.was_restored) {
+            self.release(Some(rule.id))?;
+        }
+        Ok(rules)
     }
 
     /// Whether there is anything for workers to do, now or later.
@@ -205,11 +219,7 @@ impl Catalog {
                         AND (t.consecutive_failures > 0 OR coalesce(t.swept_at + t.run_every <= now(), true)),
                     t.blocked_rows, t.locked_rows, t.skipped_parts,
                     t.last_error_code || ': ' || t.last_error,
-                    CASE WHEN t.soft_delete_column IS DISTINCT FROM mark.attname
-                              OR {schema}.ttl_attnums(b.relid, t.filter_columns) IS DISTINCT FROM b.filter_attnums
-                              OR {schema}.ttl_attnums(b.relid, t.expression_columns) IS DISTINCT FROM b.expression_attnums
-                         THEN coalesce(t.last_error, 'a column that the rule needs is not there any more')
-                    END,
+                    t.last_error,
                     coalesce(a.attnotnull OR type.typnotnull, false),
                     coalesce(a.attgenerated = '' AND a.attidentity <> 'a', false),
                     format_type(a.atttypid, a.atttypmod), a.atttypmod, c.relkind = 'p', {options}, b.archive_relid,
@@ -223,7 +233,11 @@ impl Catalog {
                     CASE WHEN t.on_expire IS NOT NULL AND b.hook IS NULL
                          THEN format('function %s(regclass, jsonb) does not exist', t.on_expire) END,
                     extract(epoch FROM greatest(t.retry_at, t.swept_at + t.run_every) - now())::double precision,
-                    coalesce(t.index_retry_at <= now(), true), t.index_error
+                    coalesce(t.index_retry_at <= now(), true), t.index_error,
+                    coalesce(b.expression_attnums, ARRAY[b.attnum]) || b.soft_delete_attnum || b.filter_attnums,
+                    coalesce(t.expression_columns, ARRAY[t.column_name]) || t.soft_delete_column || t.filter_columns, b.types,
+                    b.filter_tree, b.expression_tree, b.called, b.functions,
+                    coalesce(b.tree_version = {version}, false), {hold}, b.held_by IS NOT NULL
              FROM {schema}.ttl_index_table t
              JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              JOIN pg_class c ON c.oid = b.relid
@@ -235,6 +249,8 @@ impl Catalog {
              WHERE (a.attname IS NOT NULL OR b.attnum IS NULL) AND {condition}
              ORDER BY t.id",
             options = rules::options_of("t"),
+            version = meaning::version(),
+            hold = self.hold(),
             schema = self.schema
         )
     }
@@ -244,7 +260,8 @@ impl Catalog {
         let (is_due, last_error) = (row.get(13)?.unwrap_or_default(), row.get::<String>(17)?);
         Ok(self.rule(id, row).map_err(|failure| {
             let is_known = last_error == Some(failure.to_string());
-            Broken { rule_id: id, version, failure, is_due, is_known }
+            let is_held = row.get::<String>(40).is_ok_and(|hold| hold.is_some());
+            Broken { rule_id: id, version, failure, is_due, is_known, is_held }
         }))
     }
 
@@ -255,14 +272,18 @@ impl Catalog {
         Ok(on == [Some(true)])
     }
 
-    /// Switches that on or off; tells whether it was not so before.
+    /// Switches that on or off; tells whether it was not so before. Rules that rest after a restore are not to wait any longer then.
     pub fn set_sweeping(&self, on: bool) -> Result<bool, TtlError> {
         let sql = if on {
             format!("DELETE FROM {}.ttl_worker_off", self.schema)
         } else {
             format!("INSERT INTO {}.ttl_worker_off DEFAULT VALUES ON CONFLICT DO NOTHING", self.schema)
         };
-        Ok(self.with_rights(|| spi::execute(&sql, &[]))? > 0)
+        let has_changed = self.with_rights(|| spi::execute(&sql, &[]))? > 0;
+        if on {
+            self.release(None)?;
+        }
+        Ok(has_changed)
     }
 
     /// Whether a worker is in this database, as the server sees it.
@@ -289,7 +310,11 @@ impl Catalog {
             self.schema
         );
         let locked = self.with_rights(|| spi::execute(&sql, &[rule.id.into(), rule.version.into()]))?;
-        Ok(if locked == 1 { Claim::Held } else { Claim::Busy })
+        if locked != 1 {
+            return Ok(Claim::Busy);
+        }
+        self.check_meaning(rule)?;
+        Ok(Claim::Held)
     }
 
     /// Makes this process the one that makes the index of a rule, until it ends, if no other is.
@@ -301,26 +326,25 @@ impl Catalog {
     pub fn has_changed(&self, rule: &Rule) -> Result<bool, TtlError> {
         // That names still mean the columns they meant is checked for itself: DDL that nobody followed would not show.
         let sql = format!(
-            "SELECT FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
-             WHERE t.id = $1 AND t.active AND t.version = $2
-               AND {schema}.ttl_attnums(b.relid, coalesce(t.expression_columns, ARRAY[t.column_name]))
-                   = coalesce(b.expression_attnums, ARRAY[b.attnum])
-               AND {schema}.ttl_attnums(b.relid, t.filter_columns) = b.filter_attnums
-               AND (t.soft_delete_column IS NULL
-                    OR {schema}.ttl_attnums(b.relid, ARRAY[t.soft_delete_column]) = ARRAY[b.soft_delete_attnum])
-               AND to_regclass(t.archive_to) IS NOT DISTINCT FROM b.archive_relid
-               AND {schema}.ttl_hook(t.on_expire) IS NOT DISTINCT FROM b.hook",
+            "SELECT to_regclass(t.archive_to) IS NOT DISTINCT FROM b.archive_relid
+                    AND {schema}.ttl_hook(t.on_expire) IS NOT DISTINCT FROM b.hook,
+                    NULL, b.relid, coalesce(b.expression_attnums, ARRAY[b.attnum]) || b.soft_delete_attnum || b.filter_attnums,
+                    coalesce(t.expression_columns, ARRAY[t.column_name]) || t.soft_delete_column || t.filter_columns, b.types
+             FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+             WHERE t.id = $1 AND t.active AND t.version = $2",
             schema = self.schema
         );
-        let same = self.with_rights(|| spi::read(&sql, &[rule.id.into(), rule.version.into()], |_| Ok(())))?;
-        Ok(same.is_empty())
+        let same = self.with_rights(|| {
+            spi::read(&sql, &[rule.id.into(), rule.version.into()], |row| {
+                Ok(row.get(1)? == Some(true) && columns_at(&row, 4).is_ok_and(|columns| columns.check().is_ok()))
+            })
+        })?;
+        Ok(same != [true])
     }
 
     fn rule(&self, id: i64, row: &spi::Row<'_>) -> Result<Rule, Failure> {
         let text = |ordinal| Ok::<String, TtlError>(row.get(ordinal)?.unwrap_or_default());
-        if let Some(missing) = row.get::<String>(18).map_err(TtlError::from)? {
-            return Err(Failure::new(PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN, missing));
-        }
+        columns_at(row, 32)?.check()?;
         let lacks = |ordinal, code| -> Result<_, TtlError> {
             Ok(row.get::<String>(ordinal)?.map(|missing| Failure::new(code, missing)))
         };
@@ -371,8 +395,27 @@ impl Catalog {
                 locked_rows: row.get(15)?.unwrap_or_default(),
                 skipped_parts: row.get(16)?,
                 last_error: row.get(17)?,
+                meanings: Meanings {
+                    filter: row.get(35)?,
+                    expression: row.get(36)?,
+                    called: row.get(37)?.unwrap_or_default(),
+                    functions: row.get(38)?,
+                    is_comparable: row.get(39)?.unwrap_or_default(),
+                },
+                hold: row.get(40)?,
+                was_restored: row.get(41)?.unwrap_or_default(),
             })
         };
         Ok(read()?)
     }
+}
+
+/// The columns of a rule; the relation is third in the row, and from `place` on there are their numbers, names and types.
+fn columns_at(row: &spi::Row<'_>, place: usize) -> Result<Columns, TtlError> {
+    Ok(Columns {
+        relid: row.get(3)?.unwrap_or_default(),
+        attnums: row.get::<Vec<Option<i16>>>(place)?.unwrap_or_default().into_iter().flatten().collect(),
+        names: row.get::<Vec<Option<String>>>(place + 1)?.unwrap_or_default().into_iter().flatten().collect(),
+        types: row.get(place + 2)?.unwrap_or_default(),
+    })
 }

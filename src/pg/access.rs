@@ -120,6 +120,38 @@ pub fn relation_name(relid: pg_sys::Oid) -> Option<String> {
     }
 }
 
+/// Schema and owner of a relation.
+pub fn place_of(relid: pg_sys::Oid) -> Option<(String, pg_sys::Oid)> {
+    // SAFETY: looks into the catalog caches; the tuple is valid until it is released, and the name is copied.
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, pg_sys::Datum::from(relid));
+        if tuple.is_null() {
+            return None;
+        }
+        let form = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>();
+        let (namespace, owner) = (form.relnamespace, form.relowner);
+        pg_sys::ReleaseSysCache(tuple);
+        let name = pg_sys::get_namespace_name(namespace);
+        (!name.is_null()).then(|| (CStr::from_ptr(name).to_string_lossy().into_owned(), owner))
+    }
+}
+
+/// The name of a column, and its type under all domains; `None` for one that was dropped.
+pub fn column(relid: pg_sys::Oid, attnum: i16) -> Option<(String, pg_sys::Oid)> {
+    // SAFETY: looks into the catalog caches; the tuple is valid until it is released, and the name is copied.
+    unsafe {
+        let tuple = pg_sys::SearchSysCacheAttNum(relid, attnum);
+        if tuple.is_null() {
+            return None;
+        }
+        let form = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_attribute>();
+        let name = CStr::from_ptr(form.attname.data.as_ptr()).to_string_lossy().into_owned();
+        let type_oid = form.atttypid;
+        pg_sys::ReleaseSysCache(tuple);
+        Some((name, pg_sys::getBaseType(type_oid)))
+    }
+}
+
 /// The type under all domains.
 pub fn base_type(type_oid: pg_sys::Oid) -> pg_sys::Oid {
     // SAFETY: looks into the type cache; an OID that is no type is an ordinary error.

@@ -1,8 +1,8 @@
-//! Expressions over the row of one table: checked, printed in canonical form, followed through renames.
+//! Expressions over the row of one table: checked, and printed in canonical form.
 
-use super::identity::{with_pinned_search_path, with_settings};
+use super::identity::{with_canonical_output, with_standard_syntax};
 use super::transaction::{is_interrupt, subtransaction};
-use super::trust::is_harmless;
+use super::trust::{Whose, is_harmless};
 use crate::error::TtlError;
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
@@ -45,11 +45,26 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// Checks an expression as its author wrote it, names resolved in the search path in force.
-pub fn check(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked, TtlError> {
+/// Checks an expression as its author wrote it, read under the search path and the other settings in force.
+pub fn check_given(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked, TtlError> {
     let relation = Relation::open(relid);
-    let node = analyze(&relation, text, purpose, None)?;
-    // SAFETY: `node` is an analyzed expression.
+    let node = analyze_as_written(&relation, text, purpose)?;
+    // SAFETY: an analyzed expression over the relation.
+    unsafe { checked(&relation, node, purpose) }
+}
+
+/// Checks an expression in its canonical form.
+pub fn check_stored(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked, TtlError> {
+    let relation = Relation::open(relid);
+    let node = analyze(&relation, text, purpose)?;
+    // SAFETY: an analyzed expression over the relation.
+    unsafe { checked(&relation, node, purpose) }
+}
+
+/// # Safety
+/// `node` is an analyzed expression over the relation.
+unsafe fn checked(relation: &Relation, node: *mut pg_sys::Node, purpose: Purpose) -> Result<Checked, TtlError> {
+    // SAFETY: as promised by the caller.
     let attnums = unsafe { attnums(node) };
     if attnums.iter().any(|attnum| *attnum <= 0) {
         return Err(TtlError::WholeRow(purpose));
@@ -65,7 +80,7 @@ pub fn check(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked
     if volatile {
         return Err(TtlError::Volatile(purpose));
     }
-    // SAFETY: `node` is an analyzed expression over this relation.
+    // SAFETY: as promised by the caller.
     unsafe {
         Ok(Checked {
             sql: relation.deparse(node),
@@ -73,7 +88,7 @@ pub fn check(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked
             immutable: !mutable,
             type_oid: pg_sys::exprType(node),
             is_column: (*node).type_ == pg_sys::NodeTag::T_Var,
-            is_harmless: is_harmless(node),
+            is_harmless: is_harmless(node, Whose::Users),
         })
     }
 }
@@ -87,15 +102,6 @@ pub fn is_name(text: &str) -> bool {
     is_name.unwrap_or(true)
 }
 
-/// The expression `text`, in which columns have the names they had in `known` (attribute number, name), with the names
-/// they have now. Parsing may run user code (a domain check inside a literal): call this as the table's owner.
-pub fn rename_columns(relid: pg_sys::Oid, text: &str, known: &[(i16, String)]) -> Result<String, TtlError> {
-    let relation = Relation::open(relid);
-    let node = analyze(&relation, text, Purpose::Value, Some(known))?;
-    // SAFETY: `node` is an analyzed expression over this relation.
-    Ok(unsafe { relation.deparse(node) })
-}
-
 /// A relation held open, with the lock kept to the end of the transaction.
 pub(super) struct Relation(pub(super) pg_sys::Relation);
 
@@ -107,10 +113,9 @@ impl Relation {
 
     /// # Safety
     /// `node` is an analyzed expression over this relation alone.
-    unsafe fn deparse(&self, node: *mut pg_sys::Node) -> String {
+    pub(super) unsafe fn deparse(&self, node: *mut pg_sys::Node) -> String {
         // Constants are printed as they are read again, whatever the session prefers.
-        let settings = [(c"DateStyle", c"ISO, YMD"), (c"IntervalStyle", c"postgres"), (c"extra_float_digits", c"1")];
-        let print = || {
+        with_canonical_output(|| {
             // SAFETY: as promised by the caller; the relation is open, and is its first range table entry.
             unsafe {
                 let name = (*(*self.0).rd_rel).relname.data.as_ptr();
@@ -118,25 +123,7 @@ impl Relation {
                 let text = pg_sys::deparse_expression(node, context, false, false);
                 CStr::from_ptr(text).to_string_lossy().into_owned()
             }
-        };
-        with_pinned_search_path(|| with_settings(&settings, print))
-    }
-
-    /// An alias for this relation under which the columns of `known` have their old names. Every other column gets a
-    /// name that no expression uses, so that a name which has since passed to another column does not match it.
-    fn alias(&self, known: &[(i16, String)]) -> *mut pg_sys::Alias {
-        // SAFETY: the tuple descriptor lives as long as the relation is open; strings are copied into palloc'd memory.
-        unsafe {
-            let mut names: *mut pg_sys::List = ptr::null_mut();
-            let attributes = pgrx::PgTupleDesc::from_pg_copy((*self.0).rd_att);
-            for attribute in attributes.iter().filter(|attribute| !attribute.attisdropped) {
-                let attnum = attribute.attnum;
-                let name = known.iter().find(|(known, _)| *known == attnum).map(|(_, name)| name.clone());
-                let name = CString::new(name.unwrap_or_else(|| format!("?{attnum}?"))).unwrap_or_default();
-                names = pg_sys::lappend(names, pg_sys::makeString(pg_sys::pstrdup(name.as_ptr())).cast());
-            }
-            pg_sys::makeAlias((*(*self.0).rd_rel).relname.data.as_ptr(), names)
-        }
+        })
     }
 }
 
@@ -151,7 +138,7 @@ impl Drop for Relation {
 
 /// The condition as the planner wants it to compare predicates: simplified, a list of ANDed clauses.
 pub(super) fn clauses(relation: &Relation, condition: &str) -> Result<*mut pg_sys::List, TtlError> {
-    let node = analyze(relation, condition, Purpose::Filter, None)?;
+    let node = analyze(relation, condition, Purpose::Filter)?;
     // SAFETY: `node` is an analyzed boolean expression.
     unsafe {
         let simplified = pg_sys::eval_const_expressions(ptr::null_mut(), node);
@@ -159,24 +146,23 @@ pub(super) fn clauses(relation: &Relation, condition: &str) -> Result<*mut pg_sy
     }
 }
 
-/// Parse analysis, under the names that columns had in `known`, if it is given. PostgreSQL's own complaints are raised again as
-/// [`TtlError::Expression`], without their cursor position: it would point into the statement of our caller. They do not come
-/// back as values, because nobody may go on before the (sub)transaction they happened in is rolled back.
-pub(super) fn analyze(
-    relation: &Relation,
-    text: &str,
-    purpose: Purpose,
-    known: Option<&[(i16, String)]>,
-) -> Result<*mut pg_sys::Node, TtlError> {
-    let alias = AssertUnwindSafe(known.map_or(ptr::null_mut(), |known| relation.alias(known)));
+/// Parse analysis of a text in canonical form, or of our own.
+pub(super) fn analyze(relation: &Relation, text: &str, purpose: Purpose) -> Result<*mut pg_sys::Node, TtlError> {
+    with_standard_syntax(|| analyze_as_written(relation, text, purpose))
+}
+
+/// Parse analysis. PostgreSQL's own complaints are raised again as [`TtlError::Expression`], without their cursor position: it
+/// would point into the statement of our caller. They do not come back as values, because nobody may go on before the
+/// (sub)transaction they happened in is rolled back.
+fn analyze_as_written(relation: &Relation, text: &str, purpose: Purpose) -> Result<*mut pg_sys::Node, TtlError> {
     let relation = AssertUnwindSafe(relation.0);
     let analyzed = PgTryBuilder::new(|| {
-        // SAFETY: relation and alias outlive the call, and the parse state is used for this one expression.
+        // SAFETY: the relation outlives the call, and the parse state is used for this one expression.
         unsafe {
             let raw = parse(text, purpose)?;
             let state = pg_sys::make_parsestate(ptr::null_mut());
             let lock = pg_sys::AccessShareLock as i32;
-            let item = pg_sys::addRangeTableEntryForRelation(state, *relation, lock, *alias, false, true);
+            let item = pg_sys::addRangeTableEntryForRelation(state, *relation, lock, ptr::null_mut(), false, true);
             pg_sys::addNSItemToQuery(state, item, false, true, true);
             let mut node = pg_sys::transformExpr(state, raw, pg_sys::ParseExprKind::EXPR_KIND_WHERE);
             if purpose == Purpose::Filter {
@@ -306,7 +292,7 @@ mod tests {
 
     #[pg_test]
     fn a_filter_is_printed_canonically_and_knows_its_columns() {
-        let checked = check(table(), "name like 'a%' and ID > 1", Purpose::Filter).unwrap();
+        let checked = check_given(table(), "name like 'a%' and ID > 1", Purpose::Filter).unwrap();
         assert_eq!(checked.sql, "((name ~~ 'a%'::text) AND (id > 1))");
         assert_eq!(checked.attnums, [2, 4]);
         assert!(checked.immutable);
@@ -314,25 +300,13 @@ mod tests {
 
     #[pg_test]
     fn a_stable_filter_is_not_immutable() {
-        assert!(!check(table(), "at < now()", Purpose::Filter).unwrap().immutable);
-    }
-
-    #[pg_test]
-    fn old_names_map_to_the_columns_that_had_them() {
-        let relid = table();
-        Spi::run("ALTER TABLE subject RENAME id TO name2; ALTER TABLE subject RENAME name TO id").unwrap();
-        let renamed = rename_columns(relid, "(id > 1) AND (name = 'x')", &[(2, "id".into()), (4, "name".into())]);
-        assert_eq!(renamed.unwrap(), "((name2 > 1) AND (id = 'x'::text))");
-        let passed_on = rename_columns(relid, "id > 1", &[(2, "id".into())]);
-        assert_eq!(passed_on.unwrap(), "(name2 > 1)", "another column has the name now");
-        let unknown = subtransaction(|| rename_columns(relid, "name2 > 1", &[(2, "id".into())]));
-        assert!(unknown.is_err(), "not a name the filter could know");
+        assert!(!check_given(table(), "at < now()", Purpose::Filter).unwrap().immutable);
     }
 
     #[pg_test]
     fn what_postgres_says_of_a_bad_filter_keeps_its_sqlstate() {
         let relid = table();
-        let failure = subtransaction(|| check(relid, "nowhere > 1", Purpose::Filter)).err().unwrap();
+        let failure = subtransaction(|| check_given(relid, "nowhere > 1", Purpose::Filter)).err().unwrap();
         assert_eq!(failure.to_string(), "42703: invalid filter: column \"nowhere\" does not exist");
     }
 }

@@ -12,13 +12,57 @@ pub type Setting<'a> = (&'a CStr, &'a CStr);
 /// would be searched first.
 const PINNED_SEARCH_PATH: Setting<'_> = (c"search_path", c"pg_catalog, pg_temp");
 
+/// How the words of a stored text are read and printed: the syntax of strings and names, and what `= NULL` is.
+///
+/// These are in force while a text of ours is parsed or printed, and not while it runs: triggers and functions of users are
+/// parsed when they are first called, and were written for the settings of their database.
+const SYNTAX: [Setting<'_>; 5] = [
+    (c"standard_conforming_strings", c"on"),
+    (c"backslash_quote", c"safe_encoding"),
+    (c"escape_string_warning", c"off"),
+    (c"transform_null_equals", c"off"),
+    (c"quote_all_identifiers", c"off"),
+];
+
+/// How values are read from text and become text. Constants in a statement are read again whenever it is planned anew, so
+/// these are in force while it runs, too. The time zone is not among them: each rule has its own.
+const VALUES: [Setting<'_>; 13] = [
+    (c"quote_all_identifiers", c"off"),
+    (c"DateStyle", c"ISO, YMD"),
+    (c"IntervalStyle", c"postgres"),
+    (c"timezone_abbreviations", c"Default"),
+    (c"extra_float_digits", c"1"),
+    (c"bytea_output", c"hex"),
+    (c"array_nulls", c"on"),
+    (c"xmloption", c"content"),
+    (c"xmlbinary", c"base64"),
+    (c"lc_monetary", c"C"),
+    (c"lo_compat_privileges", c"off"),
+    (c"gin_fuzzy_search_limit", c"0"),
+    (c"constraint_exclusion", c"partition"),
+];
+
+/// What no text can say for itself, and code of users may go by, triggers included: as the server and the database have it,
+/// whatever the session has set.
+const AS_CONFIGURED: [&CStr; 3] = [c"default_text_search_config", c"lc_numeric", c"lc_time"];
+
 /// Runs `work` with these settings. Whatever it sets itself is undone too.
 pub fn with_settings<R>(settings: &[Setting<'_>], work: impl FnOnce() -> R) -> R {
     // SAFETY: the nest level is closed below, or by the transaction abort that an error brings.
     let nest_level = unsafe { pg_sys::NewGUCNestLevel() };
-    for (name, value) in settings {
-        // SAFETY: names and values are C strings; an invalid one is an ordinary error.
-        unsafe {
+    settings.iter().for_each(|(name, value)| set(name, value));
+    let result = work();
+    // SAFETY: closes the level opened above.
+    unsafe { pg_sys::AtEOXact_GUC(false, nest_level) };
+    result
+}
+
+/// Sets what is not so already, which most settings are.
+fn set(name: &CStr, value: &CStr) {
+    // SAFETY: names and values are C strings; an invalid one is an ordinary error. What is read is compared at once.
+    unsafe {
+        let present = pg_sys::GetConfigOption(name.as_ptr(), true, false);
+        if present.is_null() || CStr::from_ptr(present) != value {
             pg_sys::set_config_option(
                 name.as_ptr(),
                 value.as_ptr(),
@@ -31,15 +75,33 @@ pub fn with_settings<R>(settings: &[Setting<'_>], work: impl FnOnce() -> R) -> R
             );
         }
     }
-    let result = work();
-    // SAFETY: closes the level opened above.
-    unsafe { pg_sys::AtEOXact_GUC(false, nest_level) };
-    result
 }
 
-/// Runs `work` in a search path that nobody can have put anything into.
-pub fn with_pinned_search_path<R>(work: impl FnOnce() -> R) -> R {
-    with_settings(&[PINNED_SEARCH_PATH], work)
+/// Runs `work`, which has PostgreSQL parse a text of ours, so that the text means the same in every session.
+pub fn with_standard_syntax<R>(work: impl FnOnce() -> R) -> R {
+    with_settings(&SYNTAX, work)
+}
+
+/// The same in a search path that nobody can have put anything into.
+pub fn with_pinned_names<R>(work: impl FnOnce() -> R) -> R {
+    with_settings(&[PINNED_SEARCH_PATH], || with_standard_syntax(work))
+}
+
+/// Runs `work`, in which values are read and printed in the same way in every session.
+pub fn with_pinned_values<R>(work: impl FnOnce() -> R) -> R {
+    let configured = AS_CONFIGURED.map(|name| {
+        // SAFETY: settings that always exist; the value is copied, because setting it may free it.
+        (name, unsafe { CStr::from_ptr(pg_sys::GetConfigOptionResetString(name.as_ptr())) }.to_owned())
+    });
+    with_settings(&VALUES, || {
+        configured.iter().for_each(|(name, value)| set(name, value));
+        work()
+    })
+}
+
+/// Runs `work`, which prints an expression, so that the same expression has one text.
+pub fn with_canonical_output<R>(work: impl FnOnce() -> R) -> R {
+    with_pinned_names(|| with_pinned_values(|| with_settings(&[(c"TimeZone", c"UTC")], work)))
 }
 
 /// Runs `work`, which calls no user code, with the rights of `role`.
@@ -47,18 +109,18 @@ pub fn with_rights_of<R>(role: pg_sys::Oid, work: impl FnOnce() -> R) -> R {
     switch(role, pg_sys::SECURITY_LOCAL_USERID_CHANGE, work)
 }
 
-/// Runs `work`, which may call user code, as `role` and with a pinned search path. The code cannot change the role,
-/// nor leave anything behind in the session. Row-level security does not apply to an owner, forced or not.
+/// Runs `work`, which may call user code, as `role`, with a pinned search path and pinned values. The code cannot change the
+/// role, nor leave anything behind in the session. Row-level security does not apply to an owner, forced or not.
 pub fn sandboxed_as<R>(role: pg_sys::Oid, work: impl FnOnce() -> R) -> R {
     let restriction = pg_sys::SECURITY_RESTRICTED_OPERATION | pg_sys::SECURITY_NOFORCE_RLS;
-    switch(role, restriction, || with_pinned_search_path(work))
+    switch(role, restriction, || with_settings(&[PINNED_SEARCH_PATH], || with_pinned_values(work)))
 }
 
 /// Runs `work`, which may call user code, as `role` and with a pinned search path, as a function with the rights of its definer
 /// does: what is deferred stays so.
 pub fn acting_as<R>(role: pg_sys::Oid, work: impl FnOnce() -> R) -> R {
     let restriction = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_NOFORCE_RLS;
-    switch(role, restriction, || with_pinned_search_path(work))
+    switch(role, restriction, || with_settings(&[PINNED_SEARCH_PATH], || with_pinned_values(work)))
 }
 
 fn switch<R>(role: pg_sys::Oid, restriction: u32, work: impl FnOnce() -> R) -> R {

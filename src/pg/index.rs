@@ -24,7 +24,7 @@ pub struct Wanted<'a> {
 /// The first index, in PostgreSQL's own order, that serves.
 pub fn serving(wanted: &Wanted<'_>) -> Result<Option<pg_sys::Oid>, TtlError> {
     let relation = Relation::open(wanted.relid);
-    let key = analyze(&relation, wanted.key, Purpose::Value, None)?;
+    let key = analyze(&relation, wanted.key, Purpose::Value)?;
     let condition = wanted.condition.map_or(Ok(ptr::null_mut()), |text| clauses(&relation, text))?;
     let guarantee = wanted.guarantee.map_or(Ok(ptr::null_mut()), |text| clauses(&relation, text))?;
     // SAFETY: the relation is open, so its list of indexes is valid and their locks keep them in place.
@@ -54,7 +54,7 @@ pub struct Equivalent {
 /// so defined, and what is left of attempts to make them.
 pub fn equivalents(wanted: &Wanted<'_>) -> Result<Vec<Equivalent>, TtlError> {
     let relation = Relation::open(wanted.relid);
-    let key = analyze(&relation, wanted.key, Purpose::Value, None)?;
+    let key = analyze(&relation, wanted.key, Purpose::Value)?;
     let predicate = wanted.condition.map_or(Ok(ptr::null_mut()), |text| clauses(&relation, text))?;
     let mut found = Vec::new();
     // SAFETY: as in `serving`. Invalid indexes are in the list, too.

@@ -1,6 +1,6 @@
 //! Statements planned once, under settings that then need not be in force while they run.
 
-use super::planner;
+use super::{identity, planner};
 use crate::error::TtlError;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
@@ -68,7 +68,9 @@ impl Plan {
             unsafe {
                 let options = pg_sys::CURSOR_OPT_GENERIC_PLAN as i32;
                 let count = parameters.len() as i32;
-                let plan = pg_sys::SPI_prepare_cursor(sql.as_ptr(), count, parameters.as_mut_ptr(), options);
+                let plan = identity::with_standard_syntax(|| {
+                    pg_sys::SPI_prepare_cursor(sql.as_ptr(), count, parameters.as_mut_ptr(), options)
+                });
                 if plan.is_null() {
                     TtlError::Mismatch.raise();
                 }
@@ -269,12 +271,13 @@ impl Plan {
     }
 }
 
-/// A value that is all in itself, and not in memory that a statement frees.
+/// A value that is all in itself or copied, and not in memory that a statement frees.
 pub trait Scalar: FromDatum + IntoDatum {}
 
 impl Scalar for bool {}
 impl Scalar for i32 {}
 impl Scalar for f64 {}
+impl Scalar for Vec<i64> {}
 
 impl Drop for Plan {
     /// Also while unwinding: a kept plan outlives the transaction, so its abort does not free it.

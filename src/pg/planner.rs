@@ -3,7 +3,7 @@
 use super::citus;
 use super::expression::{Purpose, Relation, analyze, elements};
 use super::reference;
-use super::trust::{is_harmless, query_may_tell};
+use super::trust::{Whose, is_harmless, query_may_tell};
 use crate::error::TtlError;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
@@ -53,10 +53,10 @@ impl Condition {
     /// Reads a condition on the rows of a relation.
     pub fn read(relid: Oid, text: &str) -> Result<Self, TtlError> {
         let relation = Relation::open(relid);
-        let node = analyze(&relation, text, Purpose::Filter, None)?;
+        let node = analyze(&relation, text, Purpose::Filter)?;
         // SAFETY: an analyzed expression. What was harmless when it was registered need not be so for ever: a cast may have
         // come.
-        if unsafe { !is_harmless(node) } {
+        if unsafe { !is_harmless(node, Whose::Ours) } {
             return Err(TtlError::HiddenByCode);
         }
         // SAFETY: copies the expression into a context that lives as long as we do.

@@ -124,8 +124,8 @@ unsafe fn is_risky_to_plan(relation: pg_sys::Relation) -> bool {
             let is_risky = attributes.iter().any(|attribute| {
                 let mut is_null = true;
                 let tree = pg_sys::SysCacheGetAttr(cache, tuple, *attribute as i16, &mut is_null);
-                !is_null
-                    && !trust::is_harmless(pg_sys::stringToNode(pg_sys::text_to_cstring(tree.cast_mut_ptr())).cast())
+                let read = || pg_sys::stringToNode(pg_sys::text_to_cstring(tree.cast_mut_ptr())).cast();
+                !is_null && !trust::is_harmless(read(), trust::Whose::Users)
             });
             pg_sys::ReleaseSysCache(tuple);
             is_risky

@@ -1,6 +1,6 @@
-//! The one way to run SQL: with a pinned search path.
+//! The one way to run SQL: with a pinned search path, and in standard syntax.
 
-use super::identity::with_pinned_search_path;
+use super::identity::with_pinned_names;
 use super::planner;
 use crate::error::TtlError;
 use pgrx::datum::DatumWithOid;
@@ -16,7 +16,7 @@ pub fn read<T>(
     args: &[DatumWithOid<'_>],
     map: impl Fn(Row<'_>) -> SpiResult<T>,
 ) -> Result<Vec<T>, TtlError> {
-    with_pinned_search_path(|| {
+    with_pinned_names(|| {
         Spi::connect(|client| {
             let rows = planner::planning(sql, || client.select(sql, None, args))?;
             rows.map(|row| Ok(map(row)?)).collect()
@@ -27,7 +27,7 @@ pub fn read<T>(
 /// Runs a query and maps its rows, anywhere: also while another is being planned, in a parallel worker, or in a function
 /// that may not write. It sees what the calling query sees.
 pub fn peek<T>(sql: &str, map: impl Fn(Row<'_>) -> SpiResult<T>) -> Result<Vec<T>, TtlError> {
-    with_pinned_search_path(|| {
+    with_pinned_names(|| {
         Spi::connect(|_| {
             let sql = CString::new(sql).unwrap_or_default();
             // SAFETY: within an SPI connection; the table of results is valid until the next statement.
@@ -65,7 +65,7 @@ pub fn query<T>(
     args: &[DatumWithOid<'_>],
     map: impl Fn(Row<'_>) -> SpiResult<T>,
 ) -> Result<Vec<T>, TtlError> {
-    with_pinned_search_path(|| {
+    with_pinned_names(|| {
         Spi::connect_mut(|client| {
             let rows = planner::planning(sql, || client.update(sql, None, args))?;
             rows.map(|row| Ok(map(row)?)).collect()
@@ -75,5 +75,5 @@ pub fn query<T>(
 
 /// Runs a statement and tells how many rows it affected.
 pub fn execute(sql: &str, args: &[DatumWithOid<'_>]) -> Result<usize, TtlError> {
-    with_pinned_search_path(|| Spi::connect_mut(|client| Ok(client.update(sql, None, args)?.len())))
+    with_pinned_names(|| Spi::connect_mut(|client| Ok(client.update(sql, None, args)?.len())))
 }

@@ -156,7 +156,8 @@ fn in_transactions(work: impl FnOnce(pg_sys::MemoryContext)) -> Result<(), Failu
 unsafe fn parse(text: &CStr) -> *mut pg_sys::Node {
     // SAFETY: a C string; a syntax error is an ordinary error.
     unsafe {
-        let parsed = PgList::<pg_sys::RawStmt>::from_pg(pg_sys::pg_parse_query(text.as_ptr()));
+        let parsed = identity::with_standard_syntax(|| pg_sys::pg_parse_query(text.as_ptr()));
+        let parsed = PgList::<pg_sys::RawStmt>::from_pg(parsed);
         parsed.get_ptr(0).map_or_else(|| TtlError::Mismatch.raise(), |raw| (*raw).stmt)
     }
 }

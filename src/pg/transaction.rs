@@ -22,6 +22,8 @@ pub(super) fn is_interrupt(report: &ErrorReportWithLevel) -> bool {
 pub struct Failure {
     pub code: PgSqlErrorCode,
     pub message: String,
+    /// What a user can do about it.
+    pub hint: Option<String>,
     /// Somebody wants the whole operation to end, not this attempt alone. The code does not tell: user code can raise it.
     pub is_cancel: bool,
 }
@@ -40,7 +42,7 @@ impl Failure {
     }
 
     pub fn new(code: PgSqlErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: cut(message.into()), is_cancel: false }
+        Self { code, message: cut(message.into()), hint: None, is_cancel: false }
     }
 }
 
@@ -63,14 +65,18 @@ impl fmt::Display for Failure {
 
 impl From<TtlError> for Failure {
     fn from(error: TtlError) -> Self {
-        Self::new(error.code(), error.to_string())
+        Self { hint: error.hint(), ..Self::new(error.code(), error.to_string()) }
     }
 }
 
 impl From<Failure> for ErrorReport {
     fn from(failure: Failure) -> Self {
         let raised_in = if failure.is_cancel { CANCELLED_IN } else { function_name!() };
-        ErrorReport::new(failure.code, failure.message, raised_in)
+        let report = ErrorReport::new(failure.code, failure.message, raised_in);
+        match failure.hint {
+            Some(hint) => report.set_hint(hint),
+            None => report,
+        }
     }
 }
 
@@ -222,7 +228,7 @@ pub(super) fn catch<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, 
         CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => {
             let code = report.sql_error_code();
             let is_cancel = code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED && is_interrupt(&report);
-            Err(Failure { code, message: cut(report.message().into()), is_cancel })
+            Err(Failure { code, message: cut(report.message().into()), hint: report.hint().map(Into::into), is_cancel })
         }
         CaughtError::RustPanic { ereport, .. } => {
             Err(Failure::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, ereport.message()))

@@ -8,7 +8,7 @@ use crate::catalog::{Catalog, Definition, Rule, RuleIndex, StoredRule};
 use crate::error::TtlError;
 use crate::pg::expression::{self, Checked, Purpose};
 use crate::pg::names::{Regclass, Regprocedure};
-use crate::pg::{access, board, identity, relation, spi};
+use crate::pg::{access, board, identity, relation, spi, trust};
 use crate::row;
 use crate::rule::{Given, Mark, Options, PartitionAction, Source, Window};
 use index::Conditions;
@@ -175,15 +175,10 @@ pub fn owned_table(relid: Oid) -> Result<Oid, TtlError> {
     Ok(Table::describe(relid)?.relid)
 }
 
-/// A stored expression, after columns it uses were renamed.
-pub fn rename_columns(relid: Oid, owner: Oid, text: &str, known: &[(i16, String)]) -> Result<String, TtlError> {
-    identity::sandboxed_as(owner, || expression::rename_columns(relid, text, known))
-}
-
 /// A filter is checked as its author wrote it, with the author's search path, and goes on in canonical form.
 fn check_given_filter(relid: Oid, mut given: Given) -> Result<Given, TtlError> {
     if let Some(filter) = &mut given.filter {
-        *filter = expression::check(relid, filter, Purpose::Filter)?.sql;
+        *filter = expression::check_given(relid, filter, Purpose::Filter)?.sql;
     }
     Ok(given)
 }
@@ -207,7 +202,7 @@ fn save(
     check_as_owner(table, &format!("{} IS NULL", expiry.compared()))?;
     let filter = options.filter.as_deref().map(|filter| check_filter(table, filter, author)).transpose()?;
     if options.hide_expired {
-        check_hiding(table, subject, filter.as_ref())?;
+        check_hiding(table, subject, filter.as_ref(), &options.time_zone)?;
     }
     let unmarked = options.soft_delete_column.as_deref().map(|mark| check_mark(table, subject, mark)).transpose()?;
     let conditions = Conditions { filter: filter.as_ref().map(|f| (f.sql.clone(), f.immutable)), unmarked };
@@ -278,12 +273,15 @@ fn table_oid(name: &str) -> Result<Oid, TtlError> {
 }
 
 /// What hides rows runs in every session, as whoever asks.
-fn check_hiding(table: &Table, subject: &Subject, filter: Option<&Checked>) -> Result<(), TtlError> {
+fn check_hiding(table: &Table, subject: &Subject, filter: Option<&Checked>, time_zone: &str) -> Result<(), TtlError> {
     if !access::is_in_every_session() {
         return Err(TtlError::NotLoaded);
     }
     if !subject.is_harmless || filter.is_some_and(|filter| !filter.is_harmless) {
         return Err(TtlError::HiddenByCode);
+    }
+    if !trust::is_lasting_zone(time_zone) {
+        return Err(TtlError::HiddenByZone(time_zone.to_owned()));
     }
     // Queries of the parent are planned for it, and not for its parts.
     if relation::has_parent(table.relid) {
@@ -304,7 +302,7 @@ fn check_time_zone(time_zone: &str) -> Result<(), TtlError> {
 
 /// Checks a canonical filter, and that the table's owner may call all its functions: the sweep will.
 fn check_filter(table: &Table, filter: &str, author: Oid) -> Result<Checked, TtlError> {
-    let checked = identity::sandboxed_as(author, || expression::check(table.relid, filter, Purpose::Filter))?;
+    let checked = identity::sandboxed_as(author, || expression::check_stored(table.relid, filter, Purpose::Filter))?;
     check_as_owner(table, &checked.sql)?;
     Ok(checked)
 }

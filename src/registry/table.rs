@@ -2,7 +2,7 @@
 
 use crate::catalog::Catalog;
 use crate::error::TtlError;
-use crate::pg::expression::{self, Purpose};
+use crate::pg::expression::{self, Checked, Purpose};
 use crate::pg::{access, board, citus, identity, spi, storage};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};
@@ -130,14 +130,14 @@ impl Table {
             Err(unknown) if expression::is_name(text) => Err(unknown),
             // Reading an expression runs code. One that a rule has may be the words of the table's owner.
             Err(_) if Catalog::open()?.find(self.relid, None, text)?.is_some() => {
-                identity::sandboxed_as(self.owner, || self.expression(text))
+                let stored = || expression::check_stored(self.relid, text, Purpose::Value);
+                self.expression(identity::sandboxed_as(self.owner, stored)?)
             }
-            Err(_) => self.expression(text),
+            Err(_) => self.expression(expression::check_given(self.relid, text, Purpose::Value)?),
         }
     }
 
-    fn expression(&self, text: &str) -> Result<Subject, TtlError> {
-        let checked = expression::check(self.relid, text, Purpose::Value)?;
+    fn expression(&self, checked: Checked) -> Result<Subject, TtlError> {
         if checked.attnums.is_empty() {
             return Err(TtlError::Constant);
         }

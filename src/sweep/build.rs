@@ -150,7 +150,8 @@ impl Build<'_> {
 
 /// As at registration: the filter, if that is immutable, and the mark.
 fn predicate(rule: &Rule) -> Result<Option<String>, TtlError> {
-    let filter = rule.options.filter.as_deref().map(|filter| expression::check(rule.relid, filter, Purpose::Filter));
+    let filter = rule.options.filter.as_deref();
+    let filter = filter.map(|filter| expression::check_stored(rule.relid, filter, Purpose::Filter));
     let filter = filter.transpose()?.filter(|checked| checked.immutable).and(rule.options.filter.as_ref());
     let unmarked = rule.unmarked();
     let conditions: Vec<_> = filter.into_iter().chain(&unmarked).map(|condition| format!("({condition})")).collect();

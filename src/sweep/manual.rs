@@ -6,6 +6,7 @@ use crate::guc;
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{board, process};
 use pgrx::pg_sys::Oid;
+use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,17 @@ fn sweep_rules(relid: Option<Oid>, trigger: Trigger, scope: Scope, limits: Limit
         let time_left = limits.time.map_or(Duration::MAX, |most| most.saturating_sub(started.elapsed()));
         if left <= 0 || time_left.is_zero() {
             break;
+        }
+        if let Ok(Rule { hold: Some(hold), table, .. }) = &rule {
+            let hint = "It is swept when that is over, or when ttl_resume says so.";
+            ErrorReport::new(
+                PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+                format!("TTL rule on {table} rests: {hold}"),
+                function_name!(),
+            )
+            .set_hint(hint)
+            .report(PgLogLevel::NOTICE);
+            continue;
         }
         let id = rule.as_ref().map_or_else(|broken| broken.rule_id, |rule| rule.id);
         let swept = match rule {

@@ -129,6 +129,7 @@ impl Sweep {
         }
         let prepared = scope.attempt(|| {
             rule.archive.map_or(Ok(()), |archive| Archive::check_apart(archive, rule.relid))?;
+            catalog.check_meaning(&rule)?;
             in_sandbox(&rule, || {
                 let cutoff = cutoff::of(&rule)?;
                 let leaves = leaf::find(&rule, &cutoff.literal, is_aloof)?;
@@ -304,6 +305,7 @@ impl Sweep {
                 Ok(identity::with_settings(&[(c"lock_timeout", c"100ms")], || change(remover)))
             })?;
             audience::tell(rule, leaf, &done)?;
+            catalog.check_meaning(rule)?;
             if done.removed > 0 {
                 catalog.record_batch(rule.id, done.removed, first)?;
                 first = false;

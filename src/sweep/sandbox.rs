@@ -14,8 +14,6 @@ pub fn in_sandbox<T>(rule: &Rule, work: impl FnOnce() -> Result<T, TtlError>) ->
     let lock_timeout = lock_timeout();
     let settings = [
         (c"TimeZone", time_zone.as_c_str()),
-        (c"DateStyle", c"ISO, YMD"),
-        (c"IntervalStyle", c"postgres"),
         (c"lock_timeout", lock_timeout.as_c_str()),
         (c"session_replication_role", c"origin"),
         (c"row_security", c"on"),

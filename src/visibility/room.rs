@@ -176,7 +176,7 @@ impl Way {
     /// As the owner.
     fn of(rule: &Rule, relid: Oid, shape: &Shape, expired: &str) -> Self {
         // A sweep leaves the parts of other owners alone, too.
-        if !rule.options.makes_room() || shape.owner() != rule.owner || !shape.is_heap() {
+        if !rule.options.makes_room() || rule.hold.is_some() || shape.owner() != rule.owner || !shape.is_heap() {
             return Self::Never;
         }
         if shape.is_plain() && access::may_delete(relid) {

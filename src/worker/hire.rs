@@ -69,7 +69,7 @@ fn with_opening(rule: Rule) -> Loaded {
         Err(failure) => {
             let is_known = rule.last_error.as_deref() == Some(&failure.to_string());
             let Rule { id: rule_id, version, is_due, .. } = rule;
-            (Err(Broken { rule_id, version, failure, is_due, is_known }), None)
+            (Err(Broken { rule_id, version, failure, is_due, is_known, is_held: false }), None)
         }
     }
 }

@@ -126,7 +126,7 @@ fn a_table_that_is_altered_as_a_view_is_followed_too() {
     db.run("ALTER VIEW t RENAME a TO x; ALTER VIEW t RENAME b TO a; ALTER VIEW t RENAME x TO b");
     assert_eq!(db.get("SELECT column_name, soft_delete_column FROM ttl_summary"), "b|a");
     db.run("CREATE TABLE other (n int); ALTER TABLE other ADD m int; DROP TABLE other");
-    assert_eq!(db.error("UPDATE ttl_index_table SET soft_delete_column = 'b'").code, "23514");
+    assert_eq!(db.error("UPDATE ttl_index_table SET soft_delete_column = 'b'").code, "22023");
 }
 
 #[test]
@@ -139,6 +139,6 @@ fn names_that_nobody_followed_remove_nothing() {
     );
     // As if the rule had been loaded before: its row is as it was.
     assert_eq!(db.get("SELECT column_name FROM ttl_index_table"), "a");
-    assert_eq!(db.get("SELECT ttl_runner('t')"), "0");
+    assert_eq!(db.error("SELECT ttl_runner('t')").code, "42703");
     assert_eq!(db.get("SELECT count(*) FROM t"), "1");
 }

@@ -1,0 +1,79 @@
+//! What PostgreSQL calls when the catalog is written, and after DDL. Declared in `sql/follow.sql`.
+
+use crate::catalog::Catalog;
+use crate::error::TtlError;
+use crate::pg::{board, event, process};
+use pgrx::AllocatedByRust;
+use pgrx::datum::datetime_support::now;
+use pgrx::heap_tuple::PgHeapTuple;
+use pgrx::prelude::*;
+
+/// An error is raised here, because what a trigger returns as one loses its SQLSTATE.
+type Answer<'a> = Result<Option<PgHeapTuple<'a, AllocatedByRust>>, std::convert::Infallible>;
+
+/// Counts a change of a rule's definition.
+#[pg_trigger]
+pub fn ttl_count_version<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
+    answer(|| {
+        let (old, new) = trigger.old().zip(trigger.new()).ok_or(TtlError::NotOurTrigger)?;
+        let version = old.get_by_name::<i64>("version").ok().flatten().unwrap_or_default();
+        let mut new = new.into_owned();
+        let set = new.set_by_name("version", version + 1).and_then(|()| new.set_by_name("updated_at", now()));
+        set.map_err(|_| TtlError::NotOurTrigger)?;
+        process::at_commit(board::wake);
+        Catalog::open()?.forget_rule(id_of(&new)?)?;
+        Ok(Some(new))
+    })
+}
+
+/// Has every session forget what it knows of a rule that goes; the one that purges for it goes with it.
+#[pg_trigger]
+pub fn ttl_tell_of_drop<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
+    answer(|| {
+        let old = trigger.old().ok_or(TtlError::NotOurTrigger)?.into_owned();
+        let (catalog, id) = (Catalog::open()?, id_of(&old)?);
+        catalog.forget_rule(id)?;
+        catalog.remove_purges(id)?;
+        Ok(Some(old))
+    })
+}
+
+/// Binds a rule when it is written.
+#[pg_trigger]
+pub fn ttl_bind<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
+    answer(|| {
+        let id = id_of(&trigger.new().ok_or(TtlError::NotOurTrigger)?.into_owned())?;
+        let catalog = Catalog::open()?;
+        match trigger.old() {
+            None => catalog.bind_written(id)?,
+            Some(_) => catalog.check_written(id)?,
+        }
+        Ok(None)
+    })
+}
+
+fn answer<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, std::convert::Infallible> {
+    Ok(work().unwrap_or_else(|error| error.raise()))
+}
+
+fn id_of(row: &PgHeapTuple<'_, AllocatedByRust>) -> Result<i64, TtlError> {
+    row.get_by_name::<i64>("id").ok().flatten().ok_or(TtlError::NotOurTrigger)
+}
+
+/// Follows DDL.
+#[pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn ttl_follow_ddl(call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    event::answer(call, |event| match Catalog::open() {
+        Ok(catalog) => catalog.follow(event),
+        // The extension is on its way, in or out.
+        Err(TtlError::NotInstalled) => Ok(()),
+        Err(error) => Err(error),
+    })
+}
+
+/// What PostgreSQL asks of a function written in C.
+#[unsafe(no_mangle)]
+pub extern "C" fn pg_finfo_ttl_follow_ddl() -> &'static pg_sys::Pg_finfo_record {
+    &pg_sys::Pg_finfo_record { api_version: 1 }
+}

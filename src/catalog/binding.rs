@@ -1,0 +1,241 @@
+//! What the names of a rule stand for in this database: columns, types, and the meaning of its expressions.
+
+use super::{Catalog, Rule};
+use crate::error::TtlError;
+use crate::pg::expression::Purpose;
+use crate::pg::transaction::subtransaction;
+use crate::pg::{access, board, identity, meaning, process, relation, spi};
+use pgrx::pg_sys::Oid;
+
+/// The columns a rule was registered for: those it goes by, the one that marks, those of the filter.
+pub(super) struct Columns {
+    pub relid: Oid,
+    pub attnums: Vec<i16>,
+    /// The names that the rule knows.
+    pub names: Vec<String>,
+    /// The types under all domains that they had.
+    pub types: Vec<Oid>,
+}
+
+/// Functions by what they do, whatever they are called, what they cost and who may call them.
+pub(super) const FINGERPRINT: &str =
+    "SELECT coalesce(string_agg(md5(ROW(oid, prolang, prosecdef, proisstrict, provolatile, proretset, prorettype,
+            proargtypes, prosrc, probin, prosqlbody, proconfig)::text), ' ' ORDER BY oid), '')
+     FROM pg_proc WHERE oid = ANY ($1)";
+
+impl Columns {
+    /// Refuses columns that are gone, that have passed their name to another, or that are of another type.
+    pub fn check(&self) -> Result<(), TtlError> {
+        for (place, (attnum, name)) in self.attnums.iter().zip(&self.names).enumerate() {
+            match access::column(self.relid, *attnum) {
+                Some((present, type_oid)) if present == *name => {
+                    if self.types.get(place) != Some(&type_oid) {
+                        return Err(TtlError::TypeChanged(name.clone()));
+                    }
+                }
+                _ => return Err(TtlError::ColumnMissing(name.clone())),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What filter and expression mean, as the binding has it.
+#[derive(Default)]
+pub struct Meanings {
+    pub(super) expression: Option<String>,
+    pub(super) filter: Option<String>,
+    pub(super) called: Vec<Oid>,
+    pub(super) functions: Option<String>,
+    /// Whether this is the version of PostgreSQL that has written them.
+    pub(super) is_comparable: bool,
+}
+
+/// How a rule comes to be bound.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Binding {
+    /// Somebody has said what is meant: the present is right.
+    Registered,
+    /// A dump says what was meant.
+    Restored,
+}
+
+/// What [`Catalog::bind`] reads of a rule.
+struct Unbound {
+    relid: Oid,
+    owner: Oid,
+    attnums: Vec<i16>,
+    types: Option<Vec<Oid>>,
+    filter: Option<String>,
+    expression: Option<String>,
+}
+
+impl Catalog {
+    /// Binds a rule whose table and columns are there to all that it means.
+    pub(super) fn bind(&self, id: i64, how: Binding) -> Result<(), TtlError> {
+        let numbers = format!(
+            "UPDATE {schema}.ttl_binding b
+             SET filter_attnums = {schema}.ttl_attnums(b.relid, t.filter_columns),
+                 expression_attnums = {schema}.ttl_attnums(b.relid, t.expression_columns),
+                 soft_delete_attnum = ({schema}.ttl_attnums(b.relid, ARRAY[t.soft_delete_column]))[1],
+                 index_relid = {schema}.ttl_ready_index(b.relid, t.index_name, t.concurrently),
+                 archive_relid = to_regclass(t.archive_to), hook = {schema}.ttl_hook(t.on_expire)
+             FROM {schema}.ttl_index_table t
+             WHERE t.id = b.rule_id AND t.id = $1",
+            schema = self.schema
+        );
+        let read = format!(
+            "SELECT b.relid, c.relowner, coalesce(b.expression_attnums, ARRAY[b.attnum]) || b.soft_delete_attnum || b.filter_attnums,
+                    (SELECT array_agg(coalesce(to_regtype(name)::oid, 0::oid) ORDER BY place)
+                     FROM unnest(t.column_types) WITH ORDINALITY AS named (name, place)),
+                    t.filter, CASE WHEN b.attnum IS NULL THEN t.column_name END
+             FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+             JOIN pg_class c ON c.oid = b.relid WHERE t.id = $1",
+            schema = self.schema
+        );
+        let unbound = self.with_rights(|| {
+            spi::execute(&numbers, &[id.into()])?;
+            spi::query(&read, &[id.into()], |row| {
+                Ok(Unbound {
+                    relid: row.get(1)?.unwrap_or_default(),
+                    owner: row.get(2)?.unwrap_or_default(),
+                    attnums: row.get::<Vec<Option<i16>>>(3)?.unwrap_or_default().into_iter().flatten().collect(),
+                    types: row.get(4)?,
+                    filter: row.get(5)?,
+                    expression: row.get(6)?,
+                })
+            })
+        })?;
+        let Some(rule) = unbound.into_iter().next() else { return Ok(()) };
+        let present =
+            || rule.attnums.iter().filter_map(|attnum| Some(access::column(rule.relid, *attnum)?.1)).collect();
+        let types: Vec<Oid> = match how {
+            Binding::Registered => present(),
+            Binding::Restored => rule.types.unwrap_or_else(present),
+        };
+        let meaning = |text: &Option<String>, purpose| {
+            let read = || text.as_deref().map(|text| meaning::of(rule.relid, text, purpose)).transpose();
+            let read = || identity::sandboxed_as(rule.owner, read);
+            match how {
+                Binding::Registered => read(),
+                // What cannot be read now has no meaning, and a rule without one rests: others must be restored yet.
+                Binding::Restored => Ok(subtransaction(read).unwrap_or_default()),
+            }
+        };
+        let filter = meaning(&rule.filter, Purpose::Filter)?;
+        let expression = meaning(&rule.expression, Purpose::Value)?;
+        let meanings = || [&filter, &expression].into_iter().flatten();
+        let called: Vec<Oid> = meanings().flat_map(|meaning| meaning.functions.clone()).collect();
+        let uses: Vec<Oid> = meanings().flat_map(|meaning| meaning.others.clone()).chain(called.clone()).collect();
+        let functions = self.fingerprint(&called)?;
+        let bind = format!(
+            "UPDATE {}.ttl_binding SET types = $2, filter_tree = $3, expression_tree = $4, tree_version = $5, called = $6,
+                 functions = $7, uses = $8 WHERE rule_id = $1",
+            self.schema,
+        );
+        let args = [
+            id.into(),
+            types.clone().into(),
+            filter.map(|meaning| meaning.tree).into(),
+            expression.map(|meaning| meaning.tree).into(),
+            meaning::version().into(),
+            called.into(),
+            functions.into(),
+            uses.into(),
+        ];
+        let describe = format!(
+            "UPDATE {}.ttl_index_table SET column_types = (
+                 SELECT coalesce(array_agg(format_type(oid, NULL) ORDER BY place), '{{}}')
+                 FROM unnest($2) WITH ORDINALITY AS type (oid, place))
+             WHERE id = $1",
+            self.schema
+        );
+        self.with_rights(|| {
+            spi::execute(&bind, &args)?;
+            if how == Binding::Registered {
+                spi::execute(&describe, &[id.into(), types.into()])?;
+            }
+            Ok::<_, TtlError>(())
+        })?;
+        self.know_uses(id)?;
+        self.count_guards(id, rule.relid)
+    }
+
+    /// Adds to the objects that a rule uses by its expressions those that it uses by name, and all their schemas.
+    pub(super) fn know_uses(&self, id: i64) -> Result<(), TtlError> {
+        let sql = format!(
+            "UPDATE {schema}.ttl_binding b SET uses = known.uses
+             FROM (SELECT array_agg(DISTINCT object) AS uses
+                   FROM (SELECT b.relid, b.archive_relid, b.hook, b.uses || b.types FROM {schema}.ttl_binding b WHERE rule_id = $1)
+                            AS bound (relid, archive, hook, others)
+                   CROSS JOIN LATERAL (SELECT others || relid || archive || hook) AS objects (all_of)
+                   CROSS JOIN LATERAL (
+                       SELECT unnest(all_of)
+                       UNION ALL SELECT relnamespace FROM pg_class WHERE oid = ANY (all_of)
+                       UNION ALL SELECT pronamespace FROM pg_proc WHERE oid = ANY (all_of)
+                       UNION ALL SELECT typnamespace FROM pg_type WHERE oid = ANY (all_of)
+                       UNION ALL SELECT oprnamespace FROM pg_operator WHERE oid = ANY (all_of)) AS used (object)
+                   WHERE object >= 16384) AS known
+             WHERE b.rule_id = $1 AND b.uses IS DISTINCT FROM known.uses",
+            schema = self.schema
+        );
+        self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
+    }
+
+    /// Counts what may have a say about a delete, and keeps the number for a dump. While fewer are there than the rule says,
+    /// they are still to come, and the number it says stays.
+    pub(super) fn count_guards(&self, id: i64, relid: Oid) -> Result<(), TtlError> {
+        let count = "(SELECT count(*)::integer FROM pg_trigger WHERE tgrelid = ANY ($2) AND tgparentid = 0)
+                     + (SELECT count(*)::integer FROM pg_rewrite WHERE ev_class = ANY ($2))";
+        let is_news = format!("SELECT FROM {}.ttl_binding WHERE rule_id = $1 AND guards_found <> {count}", self.schema);
+        // Another session may be adding one to another part of the table: who comes second counts again.
+        let lock = format!("SELECT FROM {}.ttl_binding WHERE rule_id = $1 FOR UPDATE", self.schema);
+        let follow = format!(
+            "UPDATE {schema}.ttl_index_table t
+             SET guards = CASE WHEN b.guards_found < t.guards THEN greatest(t.guards, present.guards) ELSE present.guards END
+             FROM {schema}.ttl_binding b, (SELECT {count}) AS present (guards)
+             WHERE t.id = $1 AND b.rule_id = $1",
+            schema = self.schema
+        );
+        let find = format!("UPDATE {}.ttl_binding SET guards_found = {count} WHERE rule_id = $1", self.schema);
+        let tree = relation::tree(relid);
+        let args = [id.into(), tree.clone().into()];
+        self.with_rights(|| {
+            if spi::execute(&is_news, &args)? > 0 {
+                spi::execute(&lock, &[id.into()])?;
+                spi::execute(&follow, &args)?;
+                spi::execute(&find, &args)?;
+                process::at_commit(board::wake);
+            }
+            Ok(())
+        })
+    }
+
+    /// Refuses a rule whose filter or expression has come to mean something else: a name in it is another function's now, a
+    /// function was replaced, a label was given to another value.
+    ///
+    /// A sweep asks before it looks for rows, before each batch and again after it, in the transaction of the batch: what was
+    /// replaced in between takes the batch back.
+    pub fn check_meaning(&self, rule: &Rule) -> Result<(), TtlError> {
+        let texts = [
+            (rule.options.filter.as_deref(), &rule.meanings.filter, Purpose::Filter),
+            (rule.attnum.is_none().then_some(rule.name.as_str()), &rule.meanings.expression, Purpose::Value),
+        ];
+        if texts.iter().all(|(text, ..)| text.is_none()) {
+            return Ok(());
+        }
+        for (text, tree, purpose) in texts {
+            let Some(text) = text else { continue };
+            let tree = tree.as_deref().ok_or(TtlError::MeaningChanged(purpose))?;
+            // After an upgrade of the server functions have other numbers, and trees another form.
+            let is_same = !rule.meanings.is_comparable
+                || identity::sandboxed_as(rule.owner, || meaning::is(rule.relid, text, purpose, tree))?
+                    && (rule.meanings.called.is_empty()
+                        || self.fingerprint(&rule.meanings.called)? == rule.meanings.functions);
+            if !is_same {
+                return Err(TtlError::MeaningChanged(purpose));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,307 @@
+//! Rules follow their tables: after DDL, names are brought up to date, and rules on what was dropped go with it.
+//!
+//! A command looks only at the rules that it concerns, by an index on what each of them uses: DDL costs the same however many
+//! rules there are.
+
+use super::Catalog;
+use super::binding::FINGERPRINT;
+use crate::error::TtlError;
+use crate::pg::event::Event;
+use crate::pg::expression::Purpose;
+use crate::pg::plan::Plan;
+use crate::pg::transaction::{Failure, subtransaction};
+use crate::pg::{access, identity, meaning, spi};
+use pgrx::pg_sys::Oid;
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+/// The relations that a command was about, `found`, with all above and below them: a column is renamed in children too, and
+/// a trigger on a partition guards its parent's rows.
+const KIN: &str = "below (oid) AS (SELECT oid FROM found UNION SELECT i.inhrelid FROM below JOIN pg_inherits i ON i.inhparent = below.oid),
+     above (oid) AS (SELECT oid FROM found UNION SELECT i.inhparent FROM above JOIN pg_inherits i ON i.inhrelid = above.oid)";
+
+/// What a command has changed: itself, the table of an index, trigger or rule, the tables that a foreign key references, and
+/// those that are made after a type.
+const TOUCHED: &str = "touched (oid) AS (SELECT DISTINCT objid FROM pg_event_trigger_ddl_commands() WHERE objid >= 16384),
+     types (oid) AS (SELECT oid FROM touched UNION SELECT c.reltype FROM touched JOIN pg_class c ON c.oid = touched.oid),
+     found (oid) AS (
+         SELECT oid FROM touched
+         UNION SELECT i.indrelid FROM touched JOIN pg_index i ON i.indexrelid = touched.oid
+         UNION SELECT k.confrelid FROM touched JOIN pg_constraint k ON k.conrelid = touched.oid WHERE k.contype = 'f'
+         UNION SELECT t.tgrelid FROM touched JOIN pg_trigger t ON t.oid = touched.oid
+         UNION SELECT r.ev_class FROM touched JOIN pg_rewrite r ON r.oid = touched.oid
+         UNION SELECT d.objid FROM types JOIN pg_depend d ON d.refclassid = 'pg_type'::regclass AND d.refobjid = types.oid
+         WHERE d.classid = 'pg_class'::regclass)";
+
+/// What was dropped, and the tables that triggers and rules were dropped from. Foreign keys have triggers on both tables.
+const DROPPED: &str = "dropped AS (SELECT objid, object_type, address_names FROM pg_event_trigger_dropped_objects()),
+     found (oid) AS (
+         SELECT objid FROM dropped
+         UNION SELECT to_regclass(format('%I.%I', address_names[1], address_names[2]))::oid FROM dropped
+         WHERE object_type IN ('trigger', 'rule'))";
+
+/// Rules whose index was dropped; and those with children, if a trigger went with one: nobody can tell any more whose child
+/// that was.
+const ORPHANED: &str =
+    "UNION SELECT b.rule_id FROM $schema$.ttl_binding b WHERE b.index_relid = ANY (ARRAY(SELECT objid FROM dropped))
+     UNION SELECT b.rule_id FROM $schema$.ttl_binding b JOIN pg_class c ON c.oid = b.relid
+     WHERE c.relhassubclass AND b.guards_found > 0
+       AND (SELECT EXISTS (SELECT FROM dropped WHERE object_type IN ('trigger', 'rule')
+                             AND to_regclass(format('%I.%I', address_names[1], address_names[2])) IS NULL))";
+
+thread_local! {
+    /// The queries for the rules that a command concerns, by their text.
+    static CONCERNED: RefCell<HashMap<String, std::rc::Rc<Plan>>> = RefCell::new(HashMap::new());
+}
+
+/// A rule as its names are in the catalog, and what they are bound to.
+struct Bound {
+    relid: Option<Oid>,
+    attnum: Option<i16>,
+    expression_attnums: Option<Vec<i16>>,
+    mark_attnum: Option<i16>,
+    filter_attnums: Vec<i16>,
+    mark: Option<String>,
+    filter_columns: Vec<String>,
+    expression_columns: Option<Vec<String>>,
+    types: Vec<Oid>,
+    filter_tree: Option<String>,
+    expression_tree: Option<String>,
+    is_comparable: bool,
+    column: String,
+    filter: Option<String>,
+    called: Vec<Oid>,
+    functions: Option<String>,
+}
+
+impl Catalog {
+    /// Follows a command. An error in a rule does not stand in the way of it: the rule says why it no longer works.
+    pub fn follow(&self, event: &Event<'_>) -> Result<(), TtlError> {
+        let concerned = self.concerned(event.is_drop());
+        if concerned.is_empty() {
+            return Ok(());
+        }
+        let recomputed = if event.is_drop() { Vec::new() } else { event.recomputed_columns() };
+        for id in concerned {
+            if let Err(failure) = subtransaction(|| self.follow_names(id)) {
+                self.record_fault(id, &failure)?;
+                continue;
+            }
+            if let Err(failure) = subtransaction(|| self.follow_columns(id, &recomputed)) {
+                self.record_fault(id, &failure)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn concerned(&self, is_drop: bool) -> Vec<i64> {
+        let (found, others) = if is_drop { (DROPPED, ORPHANED) } else { (TOUCHED, "") };
+        let sql = format!(
+            "WITH RECURSIVE {found}, {KIN}
+             SELECT array_agg(rule_id ORDER BY rule_id)
+             FROM (SELECT b.rule_id FROM {schema}.ttl_binding b
+                   WHERE b.uses && ARRAY(SELECT oid FROM below WHERE oid IS NOT NULL UNION SELECT oid FROM above WHERE oid IS NOT NULL)
+                   {others}) AS concerned",
+            others = others.replace("$schema$", &self.schema),
+            schema = self.schema
+        );
+        let known = CONCERNED.with_borrow(|plans| plans.get(&sql).cloned());
+        self.with_rights(|| {
+            identity::with_pinned_names(|| {
+                let plan = known.unwrap_or_else(|| {
+                    let plan = std::rc::Rc::new(Plan::new(&sql, &mut []));
+                    CONCERNED.with_borrow_mut(|plans| {
+                        // Another name of the schema makes other texts.
+                        if plans.len() > 8 {
+                            plans.clear();
+                        }
+                        plans.insert(sql.clone(), plan.clone());
+                    });
+                    plan
+                });
+                plan.call::<Vec<i64>>(&[]).1.unwrap_or_default()
+            })
+        })
+    }
+
+    /// Brings the names of the objects that a rule is bound to up to date, or removes it with its table or column.
+    fn follow_names(&self, id: i64) -> Result<(), TtlError> {
+        let Some(bound) = self.bound(id)? else { return Ok(()) };
+        let subject = bound.expression_attnums.clone().unwrap_or_else(|| bound.attnum.into_iter().collect());
+        let is_there = |relid| subject.iter().all(|attnum| access::column(relid, *attnum).is_some());
+        if !bound.relid.is_some_and(is_there) {
+            return self.remove(id);
+        }
+        // Another object may come to have the identifier of one that was dropped. A restored rule comes before its index, and
+        // is bound to it when that comes.
+        let objects = format!(
+            "UPDATE {schema}.ttl_binding b
+             SET archive_relid = (SELECT oid FROM pg_class WHERE oid = b.archive_relid), hook = (SELECT oid FROM pg_proc WHERE oid = b.hook),
+                 index_relid = coalesce(b.index_relid, {schema}.ttl_ready_index(b.relid, t.index_name, t.concurrently))
+             FROM {schema}.ttl_index_table t
+             WHERE t.id = b.rule_id AND t.id = $1
+               AND (b.archive_relid IS NOT NULL OR b.hook IS NOT NULL OR b.index_relid IS NULL AND t.index_name IS NOT NULL)",
+            schema = self.schema
+        );
+        let names = format!(
+            "UPDATE {schema}.ttl_index_table t
+             SET schema_name = now.schema_name, table_name = now.table_name, column_name = now.column_name,
+                 soft_delete_column = now.mark, index_name = now.index_name, archive_to = now.archive_to, on_expire = now.on_expire,
+                 index_created_by_extension = t.index_created_by_extension AND now.index_name IS NOT NULL,
+                 column_types = now.column_types
+             FROM (SELECT n.nspname::text AS schema_name, c.relname::text AS table_name,
+                          coalesce(a.attname::text, named.column_name) AS column_name,
+                          coalesce(mark.attname::text, named.soft_delete_column) AS mark,
+                          CASE WHEN b.index_relid IS NULL THEN named.index_name ELSE i.relname::text END AS index_name,
+                          coalesce(archive.name, named.archive_to) AS archive_to, coalesce(hook.name, named.on_expire) AS on_expire,
+                          CASE WHEN b.types = '{{}}' THEN named.column_types ELSE types.names END AS column_types
+                   FROM {schema}.ttl_binding b
+                   JOIN {schema}.ttl_index_table named ON named.id = b.rule_id
+                   JOIN pg_class c ON c.oid = b.relid
+                   JOIN pg_namespace n ON n.oid = c.relnamespace
+                   LEFT JOIN pg_attribute a ON a.attrelid = b.relid AND a.attnum = b.attnum
+                   LEFT JOIN pg_attribute mark
+                          ON mark.attrelid = b.relid AND mark.attnum = b.soft_delete_attnum AND NOT mark.attisdropped
+                   LEFT JOIN pg_class i ON i.oid = {schema}.ttl_index_oid(b.relid, b.index_relid, named.index_name)
+                   LEFT JOIN LATERAL (SELECT array_agg(CASE WHEN y.oid IS NULL THEN named.column_types[place]
+                                                            ELSE format_type(y.oid, NULL) END ORDER BY place) AS names
+                                      FROM unnest(b.types) WITH ORDINALITY AS type (oid, place)
+                                      LEFT JOIN pg_type y ON y.oid = type.oid) AS types ON true
+                   LEFT JOIN LATERAL (SELECT format('%I.%I', s.nspname, k.relname) AS name
+                                      FROM pg_class k JOIN pg_namespace s ON s.oid = k.relnamespace
+                                      WHERE k.oid = b.archive_relid) AS archive ON true
+                   LEFT JOIN LATERAL (SELECT format('%I.%I', s.nspname, p.proname) AS name
+                                      FROM pg_proc p JOIN pg_namespace s ON s.oid = p.pronamespace
+                                      WHERE p.oid = b.hook) AS hook ON true
+                   WHERE b.rule_id = $1) AS now
+             WHERE t.id = $1
+               AND (t.schema_name, t.table_name, t.column_name, t.soft_delete_column, t.index_name, t.archive_to, t.on_expire, t.column_types)
+                   IS DISTINCT FROM (now.schema_name, now.table_name, now.column_name, now.mark, now.index_name, now.archive_to,
+                                     now.on_expire, now.column_types)",
+            schema = self.schema
+        );
+        self.with_rights(|| {
+            spi::execute(&objects, &[id.into()])?;
+            spi::execute(&names, &[id.into()])
+        })?;
+        self.know_uses(id)?;
+        bound.relid.map_or(Ok(()), |relid| self.count_guards(id, relid))
+    }
+
+    /// Brings the names in filter and expression up to date, and sees whether the rule still means what it meant.
+    fn follow_columns(&self, id: i64, recomputed: &[String]) -> Result<(), TtlError> {
+        let Some(bound) = self.bound(id)? else { return Ok(()) };
+        let Some(relid) = bound.relid else { return Ok(()) };
+        let names_now = |attnums: &[i16], known: &[String], dropped: fn(String) -> TtlError| {
+            let name_now = |(attnum, known): (&i16, &String)| {
+                access::column(relid, *attnum).map(|(name, _)| name).ok_or_else(|| dropped(known.clone()))
+            };
+            attnums.iter().zip(known).map(name_now).collect::<Result<Vec<_>, TtlError>>()
+        };
+        names_now(bound.mark_attnum.as_slice(), bound.mark.as_slice(), TtlError::MarkDropped)?;
+        let filter_columns = names_now(&bound.filter_attnums, &bound.filter_columns, TtlError::FilterColumnDropped)?;
+        let expression_columns = match (&bound.expression_attnums, &bound.expression_columns) {
+            (Some(attnums), Some(known)) => Some(names_now(attnums, known, TtlError::ColumnMissing)?),
+            _ => None,
+        };
+        if bound.is_comparable && bound.functions != self.fingerprint(&bound.called)? {
+            let has_filter = bound.filter_tree.is_some();
+            return Err(TtlError::MeaningChanged(if has_filter { Purpose::Filter } else { Purpose::Value }));
+        }
+        let text_now = |tree: &Option<String>, purpose| match tree {
+            Some(tree) if bound.is_comparable => {
+                let text = subtransaction(|| Ok(meaning::text_of(relid, tree)));
+                text.map(Some).map_err(|_| TtlError::MeaningChanged(purpose))
+            }
+            _ => Ok(None),
+        };
+        let filter = text_now(&bound.filter_tree, Purpose::Filter)?.or_else(|| bound.filter.clone());
+        let column = text_now(&bound.expression_tree, Purpose::Value)?.unwrap_or_else(|| bound.column.clone());
+        let sql = format!(
+            "UPDATE {}.ttl_index_table SET filter = $2, column_name = $3, filter_columns = $4, expression_columns = $5
+             WHERE id = $1 AND (filter, column_name, filter_columns, expression_columns) IS DISTINCT FROM ($2, $3, $4, $5)",
+            self.schema
+        );
+        let args =
+            [id.into(), filter.into(), column.into(), filter_columns.clone().into(), expression_columns.clone().into()];
+        self.with_rights(|| spi::execute(&sql, &args))?;
+
+        let attnums = bound.all_attnums();
+        for (place, attnum) in attnums.iter().enumerate() {
+            let Some((name, type_oid)) = access::column(relid, *attnum) else { continue };
+            if bound.types.get(place) != Some(&type_oid) || recomputed.contains(&name) {
+                return Err(TtlError::TypeChanged(name));
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a rule say why it no longer works; a sweep under way notices. What was of another type once stays a matter of
+    /// doubt, also when it has its old type back.
+    fn record_fault(&self, id: i64, failure: &Failure) -> Result<(), TtlError> {
+        let fault = format!(
+            "UPDATE {}.ttl_index_table
+             SET last_error = $2, last_error_code = $3, last_error_at = now(), version = version + 1
+             WHERE id = $1 AND (last_error, last_error_code) IS DISTINCT FROM ($2, $3)",
+            self.schema
+        );
+        let doubt = format!("UPDATE {}.ttl_binding SET types = '{{}}' WHERE rule_id = $1", self.schema);
+        let (message, code) = (failure.message.clone(), failure.sqlstate());
+        self.with_rights(|| {
+            spi::execute(&fault, &[id.into(), message.into(), code.into()])?;
+            if failure.code == pgrx::PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH {
+                spi::execute(&doubt, &[id.into()])?;
+            }
+            Ok::<_, TtlError>(())
+        })?;
+        self.forget_rule(id)
+    }
+
+    /// What functions do, as far as can be told from their definitions.
+    pub(super) fn fingerprint(&self, functions: &[Oid]) -> Result<Option<String>, TtlError> {
+        let found = self.with_rights(|| spi::read(FINGERPRINT, &[functions.to_vec().into()], |row| row.get(1)))?;
+        Ok(found.into_iter().flatten().next())
+    }
+
+    fn bound(&self, id: i64) -> Result<Option<Bound>, TtlError> {
+        let sql = format!(
+            "SELECT c.oid, b.attnum, b.expression_attnums, b.soft_delete_attnum, b.filter_attnums, t.soft_delete_column,
+                    t.filter_columns, t.expression_columns, b.types, b.filter_tree, b.expression_tree,
+                    coalesce(b.tree_version = $2, false), t.column_name, t.filter, b.called, b.functions
+             FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+             LEFT JOIN pg_class c ON c.oid = b.relid WHERE t.id = $1",
+            schema = self.schema
+        );
+        let found = self.with_rights(|| {
+            spi::query(&sql, &[id.into(), meaning::version().into()], |row| {
+                Ok(Bound {
+                    relid: row.get(1)?,
+                    attnum: row.get(2)?,
+                    expression_attnums: row.get(3)?,
+                    mark_attnum: row.get(4)?,
+                    filter_attnums: row.get(5)?.unwrap_or_default(),
+                    mark: row.get(6)?,
+                    filter_columns: row.get(7)?.unwrap_or_default(),
+                    expression_columns: row.get(8)?,
+                    types: row.get(9)?.unwrap_or_default(),
+                    filter_tree: row.get(10)?,
+                    expression_tree: row.get(11)?,
+                    is_comparable: row.get(12)?.unwrap_or_default(),
+                    column: row.get(13)?.unwrap_or_default(),
+                    filter: row.get(14)?,
+                    called: row.get(15)?.unwrap_or_default(),
+                    functions: row.get(16)?,
+                })
+            })
+        })?;
+        Ok(found.into_iter().next())
+    }
+}
+
+impl Bound {
+    /// In the order of the types.
+    fn all_attnums(&self) -> Vec<i16> {
+        let subject = self.expression_attnums.clone().unwrap_or_else(|| self.attnum.into_iter().collect());
+        subject.into_iter().chain(self.mark_attnum).chain(self.filter_attnums.iter().copied()).collect()
+    }
+}

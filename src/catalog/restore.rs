@@ -1,0 +1,192 @@
+//! Rules that came with a dump, and why they rest.
+
+use super::Catalog;
+use super::binding::Binding;
+use crate::error::TtlError;
+use crate::pg::{board, memo, process, spi};
+use pgrx::prelude::*;
+
+/// What a row that was written into the catalog says of its place.
+struct Written {
+    schema: String,
+    table: String,
+    column: String,
+    is_complete: bool,
+    is_its_own_mark: bool,
+}
+
+impl Catalog {
+    /// Binds a rule that was written. One whose table or column is not there is left out, because a dump without some of its
+    /// tables must not lose the other rules.
+    pub fn bind_written(&self, id: i64) -> Result<(), TtlError> {
+        let insert = format!(
+            "INSERT INTO {schema}.ttl_binding (rule_id, relid, attnum, expression_attnums, held_by, held_since)
+             SELECT t.id, named.relid, CASE WHEN t.expression_columns IS NULL THEN ({schema}.ttl_attnums(named.relid, ARRAY[t.column_name]))[1] END,
+                    {schema}.ttl_attnums(named.relid, t.expression_columns), a.pid, a.backend_start
+             FROM {schema}.ttl_index_table t
+             CROSS JOIN LATERAL (SELECT to_regclass(format('%I.%I', t.schema_name, t.table_name))::oid) AS named (relid)
+             CROSS JOIN pg_stat_get_activity(pg_backend_pid()) AS a
+             WHERE t.id = $1",
+            schema = self.schema
+        );
+        let forget = format!("DELETE FROM {}.ttl_index_table WHERE id = $1", self.schema);
+        let written = self.written(id)?;
+        let Some(written) = written else { return Ok(()) };
+        if written.is_its_own_mark {
+            return Err(TtlError::MarkIsSource(written.column));
+        }
+        if !written.is_complete {
+            warning!(
+                "TTL rule on column \"{}\" of table \"{}.{}\" left out: the table or a column it needs does not exist",
+                written.column,
+                written.schema,
+                written.table
+            );
+            return self.with_rights(|| spi::execute(&forget, &[id.into()])).map(|_| ());
+        }
+        self.with_rights(|| spi::execute(&insert, &[id.into()]))?;
+        self.bind(id, Binding::Restored)?;
+        process::at_commit(board::wake);
+        self.forget_rule(id)
+    }
+
+    /// Follows a change of a rule's row, which stays on its table and column.
+    pub fn check_written(&self, id: i64) -> Result<(), TtlError> {
+        let stays = format!(
+            "SELECT FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+             WHERE t.id = $1 AND b.relid = to_regclass(format('%I.%I', t.schema_name, t.table_name))
+               AND b.attnum IS NOT DISTINCT FROM CASE WHEN t.expression_columns IS NULL
+                   THEN ({schema}.ttl_attnums(b.relid, ARRAY[t.column_name]))[1] END",
+            schema = self.schema
+        );
+        let Some(written) = self.written(id)? else { return Ok(()) };
+        if written.is_its_own_mark {
+            return Err(TtlError::MarkIsSource(written.column));
+        }
+        if self.with_rights(|| spi::query(&stays, &[id.into()], |_| Ok(())))?.is_empty() {
+            return Err(TtlError::RuleMoved);
+        }
+        self.bind_objects(id)?;
+        self.forget_rule(id)
+    }
+
+    /// Binds a rule to the index, archive and function that its names stand for.
+    pub(super) fn bind_objects(&self, id: i64) -> Result<(), TtlError> {
+        let sql = format!(
+            "UPDATE {schema}.ttl_binding b
+             SET index_relid = {schema}.ttl_ready_index(b.relid, t.index_name, t.concurrently),
+                 archive_relid = to_regclass(t.archive_to), hook = {schema}.ttl_hook(t.on_expire)
+             FROM {schema}.ttl_index_table t
+             WHERE t.id = b.rule_id AND t.id = $1",
+            schema = self.schema
+        );
+        self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
+    }
+
+    fn written(&self, id: i64) -> Result<Option<Written>, TtlError> {
+        let sql = format!(
+            "SELECT t.schema_name, t.table_name, t.column_name,
+                    named.relid IS NOT NULL
+                        AND array_position({schema}.ttl_attnums(named.relid, coalesce(t.expression_columns, ARRAY[t.column_name])
+                            || t.filter_columns || array_remove(ARRAY[t.soft_delete_column], NULL)), NULL) IS NULL,
+                    t.expression_columns IS NULL AND t.soft_delete_column = t.column_name
+             FROM {schema}.ttl_index_table t
+             CROSS JOIN LATERAL (SELECT to_regclass(format('%I.%I', t.schema_name, t.table_name))::oid) AS named (relid)
+             WHERE t.id = $1",
+            schema = self.schema
+        );
+        let found = self.with_rights(|| {
+            spi::query(&sql, &[id.into()], |row| {
+                Ok(Written {
+                    schema: row.get(1)?.unwrap_or_default(),
+                    table: row.get(2)?.unwrap_or_default(),
+                    column: row.get(3)?.unwrap_or_default(),
+                    is_complete: row.get(4)?.unwrap_or_default(),
+                    is_its_own_mark: row.get(5)?.unwrap_or_default(),
+                })
+            })
+        })?;
+        Ok(found.into_iter().next())
+    }
+
+    /// Has every session forget what it knows of a rule's table when this transaction commits.
+    pub fn forget_rule(&self, id: i64) -> Result<(), TtlError> {
+        let sql = format!("SELECT relid FROM {}.ttl_binding WHERE rule_id = $1", self.schema);
+        let relids = self.with_rights(|| spi::query(&sql, &[id.into()], |row| row.get(1)))?;
+        memo::forget(self.relid);
+        relids.into_iter().flatten().for_each(memo::forget_tree);
+        Ok(())
+    }
+
+    /// Removes the rule that purges for one.
+    pub fn remove_purges(&self, id: i64) -> Result<(), TtlError> {
+        let sql = format!("DELETE FROM {}.ttl_index_table WHERE purges = $1", self.schema);
+        self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
+    }
+
+    /// SQL over a rule `t` and its binding `b`: why it rests although it is active, or NULL.
+    ///
+    /// A restored rule must not run before that which keeps rows is there: triggers and foreign keys come last in a restore,
+    /// maybe in another session. And while a subscription copies a table, what references its rows may be still to come.
+    pub(super) fn hold(&self) -> String {
+        const COPIED: &str = "SELECT FROM pg_subscription_rel s WHERE s.srsubstate <> 'r' AND s.srrelid IN (
+                 WITH RECURSIVE tree (relid) AS (
+                     SELECT b.relid UNION SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.relid)
+                 SELECT relid FROM tree
+                 UNION ALL SELECT k.conrelid FROM tree JOIN pg_constraint k ON k.confrelid = tree.relid AND k.contype = 'f')";
+        format!(
+            "CASE WHEN b.held_by IS NOT NULL AND b.guards_found < t.guards
+                  THEN format('restore: %s of %s triggers and rules are there', b.guards_found, t.guards)
+                  WHEN b.held_by IS NOT NULL AND EXISTS (
+                      SELECT FROM pg_stat_get_activity(NULL) AS a
+                      WHERE a.pid = b.held_by AND a.backend_start = b.held_since
+                         OR a.application_name = 'pg_restore'
+                            AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database()))
+                  THEN 'restore: under way'
+                  WHEN (SELECT EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate <> 'r')) AND EXISTS ({COPIED})
+                  THEN 'subscription: initial copy'
+             END"
+        )
+    }
+
+    /// The rules that rest, and why.
+    pub fn holds(&self) -> Result<Vec<(i64, String)>, TtlError> {
+        let sql = format!(
+            "SELECT * FROM (SELECT t.id, {hold} AS hold
+                            FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+                            WHERE b.held_by IS NOT NULL OR EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate <> 'r')) AS held
+             WHERE hold IS NOT NULL",
+            hold = self.hold(),
+            schema = self.schema
+        );
+        self.with_rights(|| {
+            spi::read(&sql, &[], |row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default())))
+        })
+    }
+
+    /// Has restored rules that rest, one or all, do so no longer; tells how many there were. What is there now is what their
+    /// tables have.
+    pub fn release(&self, id: Option<i64>) -> Result<i32, TtlError> {
+        let agree = format!(
+            "UPDATE {schema}.ttl_index_table t SET guards = b.guards_found FROM {schema}.ttl_binding b
+             WHERE b.rule_id = t.id AND b.held_by IS NOT NULL AND t.guards <> b.guards_found AND t.id = coalesce($1, t.id)",
+            schema = self.schema
+        );
+        let release = format!(
+            "UPDATE {}.ttl_binding SET held_by = NULL, held_since = NULL
+             WHERE held_by IS NOT NULL AND rule_id = coalesce($1, rule_id) RETURNING rule_id",
+            self.schema
+        );
+        let released = self.with_rights(|| {
+            spi::execute(&agree, &[id.into()])?;
+            spi::query(&release, &[id.into()], |row| Ok(row.get::<i64>(1)?.unwrap_or_default()))
+        })?;
+        for id in &released {
+            self.forget_rule(*id)?;
+        }
+        if !released.is_empty() {
+            process::at_commit(board::wake);
+        }
+        Ok(i32::try_from(released.len()).unwrap_or(i32::MAX))
+    }
+}

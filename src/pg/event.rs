@@ -1,0 +1,60 @@
+//! A command that an event trigger hears of.
+
+use super::expression::elements;
+use crate::error::TtlError;
+use pgrx::pg_sys;
+use std::ffi::{CStr, c_char};
+
+/// The call of an event trigger.
+pub struct Event<'a>(&'a pg_sys::EventTriggerData);
+
+/// Answers the call of an event trigger: what `work` cannot do is an error of the command.
+pub fn answer(call: pg_sys::FunctionCallInfo, work: fn(&Event<'_>) -> Result<(), TtlError>) -> pg_sys::Datum {
+    // SAFETY: `call` is the call we are in; the cast follows a check of the node's tag.
+    let event = unsafe {
+        let context = (*call).context.cast::<pg_sys::EventTriggerData>();
+        let is_event = !context.is_null() && (*context).type_ == pg_sys::NodeTag::T_EventTriggerData;
+        is_event.then(|| Event(&*context))
+    };
+    match event.ok_or(TtlError::NotOurTrigger).and_then(|event| work(&event)) {
+        Ok(()) => pg_sys::Datum::null(),
+        Err(error) => error.raise(),
+    }
+}
+
+impl Event<'_> {
+    /// Whether something was dropped.
+    pub fn is_drop(&self) -> bool {
+        // SAFETY: the name of the event.
+        unsafe { CStr::from_ptr(self.0.event) == c"sql_drop" }
+    }
+
+    /// The columns whose values the command has computed anew, from what they were: `ALTER COLUMN … TYPE … USING …`.
+    pub fn recomputed_columns(&self) -> Vec<String> {
+        // SAFETY: the casts follow the nodes' tags, or what the parser makes of such a command.
+        unsafe {
+            let statement = self.0.parsetree.cast::<pg_sys::AlterTableStmt>();
+            if statement.is_null() || (*statement).type_ != pg_sys::NodeTag::T_AlterTableStmt {
+                return Vec::new();
+            }
+            elements((*statement).cmds)
+                .iter()
+                .map(|cell| &*cell.ptr_value.cast::<pg_sys::AlterTableCmd>())
+                .filter(|command| command.subtype == pg_sys::AlterTableType::AT_AlterColumnType)
+                .filter(|command| {
+                    let definition = command.def.cast::<pg_sys::ColumnDef>();
+                    !definition.is_null()
+                        && (!(*definition).raw_default.is_null() || !(*definition).cooked_default.is_null())
+                })
+                .map(|command| text(command.name))
+                .collect()
+        }
+    }
+}
+
+/// # Safety
+/// `name` is null or a C string.
+unsafe fn text(name: *const c_char) -> String {
+    // SAFETY: as promised by the caller.
+    if name.is_null() { String::new() } else { unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned() }
+}
