@@ -343,19 +343,19 @@ const DEPENDENT: &str = "
         SELECT 'pg_class'::regclass::oid, below.oid, 0 FROM below WHERE below.part = part.relid
         UNION
         SELECT d.classid, d.objid, d.objsubid
-        FROM gone JOIN pg_depend d ON d.refclassid = gone.classid AND d.refobjid = gone.objid
-                                  AND (gone.objsubid = 0 OR d.refobjsubid = gone.objsubid)
-        WHERE d.deptype IN ('a', 'i', 'P', 'S', 'x'))
-    SELECT format('is used by %s', pg_describe_object(d.classid, d.objid, d.objsubid))
-    FROM gone JOIN pg_depend d ON d.refclassid = gone.classid AND d.refobjid = gone.objid
-                              AND (gone.objsubid = 0 OR d.refobjsubid = gone.objsubid)
-    WHERE d.deptype = 'n'
-      AND NOT EXISTS (SELECT FROM gone AS other WHERE other.classid = d.classid AND other.objid = d.objid
-                                                  AND other.objsubid IN (0, d.objsubid))
+        FROM gone CROSS JOIN LATERAL (
+            SELECT * FROM pg_depend d WHERE d.refclassid = gone.classid AND d.refobjid = gone.objid OFFSET 0) AS d
+        WHERE d.deptype IN ('a', 'i', 'P', 'S', 'x') AND (gone.objsubid = 0 OR d.refobjsubid = gone.objsubid))
+    (SELECT format('is used by %s', pg_describe_object(d.classid, d.objid, d.objsubid))
+     FROM gone CROSS JOIN LATERAL (
+         SELECT * FROM pg_depend d WHERE d.refclassid = gone.classid AND d.refobjid = gone.objid OFFSET 0) AS d
+     WHERE d.deptype = 'n' AND (gone.objsubid = 0 OR d.refobjsubid = gone.objsubid)
+       AND NOT EXISTS (SELECT FROM gone AS other WHERE other.classid = d.classid AND other.objid = d.objid
+                                                   AND other.objsubid IN (0, d.objsubid)))
     UNION ALL
-    SELECT format('belongs to extension %I', e.extname)
-    FROM gone JOIN pg_depend d ON d.classid = gone.classid AND d.objid = gone.objid AND d.deptype = 'e'
-    JOIN pg_extension e ON e.oid = d.refobjid
+    (SELECT format('belongs to extension %I', e.extname)
+     FROM below JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = below.oid AND d.deptype = 'e'
+     JOIN pg_extension e ON e.oid = d.refobjid WHERE below.part = part.relid)
     LIMIT 1";
 
 /// For each of these partitions that still is one: its parent, and what keeps it from going as a whole. Of partitions that
