@@ -180,7 +180,9 @@ impl TtlError {
             Self::PartInUse(_) => Code::ERRCODE_LOCK_NOT_AVAILABLE,
             Self::AnotherPart(_) => Code::ERRCODE_OBJECT_IN_USE,
             Self::ArchiveNeeds { .. } => Code::ERRCODE_NOT_NULL_VIOLATION,
-            Self::ArchiveIsSource(_) | Self::ArchiveCircle(_) | Self::PurgeFilter(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
+            Self::ArchiveIsSource(_) | Self::ArchiveCircle(_) | Self::PurgeFilter(_) => {
+                Code::ERRCODE_INVALID_PARAMETER_VALUE
+            }
             Self::ArchiveRefused => Code::ERRCODE_TRIGGERED_ACTION_EXCEPTION,
             Self::HookArguments(_) => Code::ERRCODE_INVALID_FUNCTION_DEFINITION,
             Self::PurgeTaken(_) => Code::ERRCODE_DUPLICATE_OBJECT,

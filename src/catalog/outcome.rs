@@ -55,6 +55,8 @@ pub struct Outcome<'a> {
     pub blocked_rows: i64,
     /// Whether it left alone those that were blocked before.
     pub left_blocked: bool,
+    /// Whether those it met are to be counted with them.
+    pub adds_blocked: bool,
     pub locked_rows: i64,
     pub wal_bytes: i64,
     /// Parts of the table that the sweep could not work on, by name and reason.
@@ -182,7 +184,7 @@ impl Catalog {
                  last_error_at = CASE WHEN $2 IS NOT NULL THEN clock_timestamp() WHEN $13 THEN last_error_at END,
                  last_error_code = CASE WHEN $2 IS NULL AND $13 THEN last_error_code ELSE $2 END,
                  last_error = CASE WHEN $2 IS NULL AND $13 THEN last_error ELSE $3 END,
-                 blocked_rows = CASE WHEN $13 THEN blocked_rows + $5 WHEN $8 THEN $5 ELSE greatest(blocked_rows, $5) END,
+                 blocked_rows = CASE WHEN $14 THEN blocked_rows + $5 WHEN $8 THEN $5 ELSE greatest(blocked_rows, $5) END,
                  locked_rows = $6, skipped_parts = $7,
                  consecutive_failures = CASE WHEN $10 THEN consecutive_failures + 1 ELSE 0 END,
                  retry_at = CASE WHEN $10 THEN clock_timestamp()
@@ -223,6 +225,7 @@ impl Catalog {
                     outcome.version.into(),
                     outcome.through.into(),
                     outcome.left_blocked.into(),
+                    outcome.adds_blocked.into(),
                 ],
             )?;
             spi::execute(

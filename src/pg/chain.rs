@@ -13,8 +13,7 @@ pub fn latest(relid: pg_sys::Oid, tids: &[Tid]) -> Vec<Tid> {
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
         let relation = pg_sys::relation_open(relid, pg_sys::NoLock as pg_sys::LOCKMODE);
         let (none, flags) = (std::ptr::null_mut(), pg_sys::ScanOptions::SO_TYPE_TIDSCAN);
-        let scan =
-            pg_sys::heap_beginscan(relation, pg_sys::GetActiveSnapshot(), 0, none, std::ptr::null_mut(), flags);
+        let scan = pg_sys::heap_beginscan(relation, pg_sys::GetActiveSnapshot(), 0, none, std::ptr::null_mut(), flags);
         let mut latest = tids.to_vec();
         for tid in &mut latest {
             pg_sys::heap_get_latest_tid(scan, tid);

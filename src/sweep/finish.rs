@@ -28,7 +28,8 @@ impl Sweep {
             same_blocked && self.tally.locked == self.rule.locked_rows && skipped == self.rule.skipped_parts;
         let is_idle = self.tally.rows == 0 && self.tally.partitions == 0 && (nothing_new || !complete);
         // In the order of expiry, what lies before a blocked row was tried, also if what lies behind was not.
-        if complete || (self.is_ordered && *end == Ok(Step::Enough)) {
+        let has_tried_before = complete || (self.is_ordered && *end == Ok(Step::Enough));
+        if has_tried_before && (self.tally.blocked > 0 || (!left_blocked && self.rule.blocked.is_some())) {
             self.scope.attempt(|| with_patience(|| self.remember_blocked(!is_idle)))?;
         }
         if end.is_ok() && is_idle {
@@ -47,6 +48,7 @@ impl Sweep {
                     batches: self.tally.batches,
                     blocked_rows: self.tally.blocked,
                     left_blocked,
+                    adds_blocked: left_blocked && has_tried_before,
                     locked_rows: self.tally.locked,
                     wal_bytes: self.tally.wal_bytes,
                     skipped,
@@ -81,6 +83,7 @@ pub fn record_failure(
                 batches: 0,
                 blocked_rows: 0,
                 left_blocked: false,
+                adds_blocked: false,
                 locked_rows: 0,
                 wal_bytes: 0,
                 skipped: None,

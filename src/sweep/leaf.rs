@@ -1,6 +1,7 @@
 //! The physical relations a rule's rows are in. A `ctid` means nothing across them, so each is swept on its own.
 
 use super::partition::{self, Part};
+use super::range;
 use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::pg::names::Regclass;
@@ -139,7 +140,7 @@ const PENDING: &str = "is being detached";
 pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
     let root = Leaf::new(rule.relid, rule.table.clone());
     let is_by_mark = match &rule.options.soft_delete_column {
-        Some(mark) => partition::is_key_above(rule.relid, mark)?,
+        Some(mark) => range::is_key_above(rule.relid, mark)?,
         None => false,
     };
     if !rule.has_children {
@@ -152,7 +153,7 @@ pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
     let goes_by_parts = rule.options.partition_action != PartitionAction::Delete;
     let nodes = nodes(rule)?;
     let ranged: Vec<_> = nodes.iter().filter(|node| node.is_ranged).map(|node| node.leaf.relid).collect();
-    let ranges = partition::judge(rule, &ranged, cutoff)?;
+    let ranges = range::judge(rule, &ranged, cutoff)?;
     let mut leaves = Leaves::default();
     let (mut parts, mut seen): (Vec<Part>, HashMap<Oid, Above>) = (Vec::new(), HashMap::new());
     if !rule.is_partitioned {
@@ -212,7 +213,7 @@ fn nodes(rule: &Rule) -> Result<Vec<Node>, TtlError> {
          JOIN pg_namespace n ON n.oid = c.relnamespace
          LEFT JOIN pg_am am ON am.oid = c.relam
          WHERE tree.depth > 0 ORDER BY tree.depth, 2",
-        is_by_mark = partition::is_key("tree.relid", "$4"),
+        is_by_mark = range::is_key("tree.relid", "$4"),
     );
     let key = rule.attnum.filter(|_| rule.expiry.source().compares_value());
     let mark = rule.options.soft_delete_column.as_deref();

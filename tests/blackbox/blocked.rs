@@ -105,7 +105,10 @@ fn a_row_that_others_hold_is_not_kept_waiting_with_the_blocked_ones() {
     assert_eq!(db.get("SELECT blocked_retry_at < now() + interval '61 seconds' FROM ttl_index_table"), "t");
     other.run("COMMIT");
     db.run("UPDATE ttl_index_table SET blocked_retry_at = now()");
-    db.wait_for("SELECT blocked_rows, locked_rows, count(*) FILTER (WHERE id = 7) FROM ttl_summary, parent GROUP BY 1, 2", "1999|0|0");
+    db.wait_for(
+        "SELECT blocked_rows, locked_rows, count(*) FILTER (WHERE id = 7) FROM ttl_summary, parent GROUP BY 1, 2",
+        "1999|0|0",
+    );
 }
 
 /// Softly deleted rows of a user, in three ways.
@@ -135,7 +138,10 @@ fn rows_that_removal_rewrites_are_blocked_wherever_they_lie_now() {
         db.run("CREATE TABLE archive (LIKE t)");
         db.run(setup);
         db.run(&format!("SELECT ttl_create_index('t', 'at', 60, 100{option})"));
-        db.wait_for("SELECT state, blocked_rows, last_error IS NOT NULL, total_rows_deleted FROM ttl_summary", "blocked|500|t|0");
+        db.wait_for(
+            "SELECT state, blocked_rows, last_error IS NOT NULL, total_rows_deleted FROM ttl_summary",
+            "blocked|500|t|0",
+        );
         wait_for_passes(&mut db, 10);
         let most = db.get("SELECT max(writes) FROM t").parse::<i64>().expect("a number");
         assert!(most < 6, "each row was written {most} times in ten passes: {setup} {option}");
@@ -169,5 +175,8 @@ fn a_mark_that_is_taken_back_for_some_rows_counts_for_the_others_and_their_funct
         assert_eq!(db.get("SELECT state, blocked_rows FROM ttl_summary"), "blocked|5");
         assert_eq!(db.get("SELECT count(*) FROM t WHERE deleted_at IS NULL"), "5");
     }
-    assert_eq!(db.get("SELECT count(*), count(DISTINCT id), count(*) FILTER (WHERE id % 100 = 7) FROM seen"), "495|495|0");
+    assert_eq!(
+        db.get("SELECT count(*), count(DISTINCT id), count(*) FILTER (WHERE id % 100 = 7) FROM seen"),
+        "495|495|0"
+    );
 }

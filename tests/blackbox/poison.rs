@@ -16,7 +16,9 @@ fn a_filter_that_fails_on_some_rows_keeps_those_alone() {
         db.run(index);
         let method = if index.is_empty() { "none" } else { "btree" };
         // It is about half of them.
-        db.run(&format!("SELECT ttl_create_index('t', 'at', 60, 100, filter => '100000 / n > 60000', index_method => '{method}')"));
+        db.run(&format!(
+            "SELECT ttl_create_index('t', 'at', 60, 100, filter => '100000 / n > 60000', index_method => '{method}')"
+        ));
         assert_eq!(db.get("SELECT ttl_runner('t')"), "2499", "{index}");
         assert_eq!(db.get(STATE), "blocked|3|22012: division by zero", "{index}");
         assert_eq!(db.get("SELECT count(*) FILTER (WHERE n = 1), count(*) FILTER (WHERE n = 0) FROM t"), "0|4");
@@ -48,8 +50,11 @@ fn preview_and_summary_tell_of_it_and_do_not_fail() {
         let mut db = with(TABLE);
         db.run(index);
         let method = if index.is_empty() { "none" } else { "btree" };
-        db.run(&format!("SELECT ttl_create_index('t', 'at', 60, filter => '100000 / n > 60000', index_method => '{method}')"));
-        let preview = db.get("SELECT is_exact, expired_rows > 0, array_to_string(blockers, '; ') FROM ttl_preview('t')");
+        db.run(&format!(
+            "SELECT ttl_create_index('t', 'at', 60, filter => '100000 / n > 60000', index_method => '{method}')"
+        ));
+        let preview =
+            db.get("SELECT is_exact, expired_rows > 0, array_to_string(blockers, '; ') FROM ttl_preview('t')");
         assert!(preview.starts_with("f|t|") && preview.contains("22012: division by zero"), "{preview}");
         assert_eq!(db.get("SELECT table_name, lag IS NULL FROM ttl_summary"), "t|t");
     }
