@@ -73,6 +73,12 @@ CREATE TABLE ttl_index_table (
     index_retry_at             timestamptz,
     -- What the last sweep had to leave: rows it could not remove, rows that others had locked, parts of the table.
     blocked_rows               bigint NOT NULL DEFAULT 0 CHECK (blocked_rows >= 0),
+    -- Blocked rows are left alone until they are due again, unless what may block them changes: type and last value of theirs, a
+    -- digest of triggers, rules and constraints, when they are due, and how often all of them were tried.
+    blocked_up_to              text,
+    blocked_under              text,
+    blocked_retry_at           timestamptz,
+    blocked_tries              integer NOT NULL DEFAULT 0 CHECK (blocked_tries >= 0),
     locked_rows                bigint NOT NULL DEFAULT 0 CHECK (locked_rows >= 0),
     skipped_parts              text,
     -- Counts changes of the definition, so that a sweep under way notices one.

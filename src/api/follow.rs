@@ -18,7 +18,14 @@ pub fn ttl_count_version<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
         let (old, new) = trigger.old().zip(trigger.new()).ok_or(TtlError::NotOurTrigger)?;
         let version = old.get_by_name::<i64>("version").ok().flatten().unwrap_or_default();
         let mut new = new.into_owned();
-        let set = new.set_by_name("version", version + 1).and_then(|()| new.set_by_name("updated_at", now()));
+        // Another definition may not be blocked.
+        let set = new
+            .set_by_name("version", version + 1)
+            .and_then(|()| new.set_by_name("updated_at", now()))
+            .and_then(|()| new.set_by_name("blocked_up_to", None::<String>))
+            .and_then(|()| new.set_by_name("blocked_under", None::<String>))
+            .and_then(|()| new.set_by_name("blocked_retry_at", None::<TimestampWithTimeZone>))
+            .and_then(|()| new.set_by_name("blocked_tries", 0));
         set.map_err(|_| TtlError::NotOurTrigger)?;
         process::at_commit(board::wake);
         Catalog::open()?.forget_rule(id_of(&new)?)?;

@@ -8,7 +8,7 @@ mod restore;
 mod rules;
 mod sweepable;
 
-pub use outcome::{Outcome, Trigger};
+pub use outcome::{Blocked, Outcome, Trigger};
 pub use rules::{Definition, RuleIndex, StoredRule};
 pub use sweepable::{Broken, Claim, Rule};
 

@@ -2,8 +2,11 @@
 
 pub mod access;
 pub mod board;
+pub mod bound;
+pub mod chain;
 pub mod citus;
 pub mod conflict;
+pub mod estimate;
 pub mod event;
 pub mod executor;
 pub mod expression;

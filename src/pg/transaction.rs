@@ -16,6 +16,8 @@ const CANCELLED_IN: &str = "ProcessInterrupts";
 pub(super) fn is_interrupt(report: &ErrorReportWithLevel) -> bool {
     report.function_name() == Some(CANCELLED_IN)
 }
+/// The same of an error that was a panic of ours, when it is raised again.
+const PANICKED_IN: &str = "pg_ttl_index panic";
 
 /// Why an attempt came to nothing.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +28,8 @@ pub struct Failure {
     pub hint: Option<String>,
     /// Somebody wants the whole operation to end, not this attempt alone. The code does not tell: user code can raise it.
     pub is_cancel: bool,
+    /// A bug of ours, and no fault of what was worked on.
+    pub is_bug: bool,
 }
 
 impl Failure {
@@ -42,7 +46,7 @@ impl Failure {
     }
 
     pub fn new(code: PgSqlErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: cut(message.into()), hint: None, is_cancel: false }
+        Self { code, message: cut(message.into()), hint: None, is_cancel: false, is_bug: false }
     }
 }
 
@@ -71,7 +75,11 @@ impl From<TtlError> for Failure {
 
 impl From<Failure> for ErrorReport {
     fn from(failure: Failure) -> Self {
-        let raised_in = if failure.is_cancel { CANCELLED_IN } else { function_name!() };
+        let raised_in = match (failure.is_cancel, failure.is_bug) {
+            (true, _) => CANCELLED_IN,
+            (_, true) => PANICKED_IN,
+            _ => function_name!(),
+        };
         let report = ErrorReport::new(failure.code, failure.message, raised_in);
         match failure.hint {
             Some(hint) => report.set_hint(hint),
@@ -228,10 +236,12 @@ pub(super) fn catch<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, 
         CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => {
             let code = report.sql_error_code();
             let is_cancel = code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED && is_interrupt(&report);
-            Err(Failure { code, message: cut(report.message().into()), hint: report.hint().map(Into::into), is_cancel })
+            let is_bug = report.function_name() == Some(PANICKED_IN);
+            let (message, hint) = (cut(report.message().into()), report.hint().map(Into::into));
+            Err(Failure { code, message, hint, is_cancel, is_bug })
         }
         CaughtError::RustPanic { ereport, .. } => {
-            Err(Failure::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, ereport.message()))
+            Err(Failure { is_bug: true, ..Failure::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, ereport.message()) })
         }
     })
     .execute()

@@ -2,6 +2,7 @@
 
 mod archive;
 mod bad_input;
+mod blocked;
 mod build;
 mod cancel;
 mod curtain;
@@ -23,6 +24,7 @@ mod pace;
 mod partitions;
 mod passes;
 mod permissions;
+mod poison;
 mod preview;
 mod purge;
 mod races;
