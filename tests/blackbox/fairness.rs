@@ -123,6 +123,27 @@ fn slow_rules_of_one_owner_keep_those_of_others_waiting_for_seconds_only() {
 }
 
 #[test]
+fn tables_that_one_owner_keeps_locked_do_not_hold_up_those_of_others() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    let mallory = db.role("mallory");
+    db.run("SELECT ttl_stop_worker()");
+    let mut session = db.session(&mallory);
+    let tables: Vec<_> = (1..=30).map(|nth| format!("locked{nth}")).collect();
+    for table in &tables {
+        session.run(&format!("CREATE TABLE {table} (at timestamptz); INSERT INTO {table} VALUES ('2020-01-01')"));
+        rule(&mut session, table, 10);
+    }
+    session.run(&format!("BEGIN; LOCK {}", tables.join(", ")));
+    db.run(EXPIRED);
+    rule(&mut db, "t", 10);
+    let started = Instant::now();
+    db.run("SELECT ttl_start_worker()");
+    db.wait_for(ROWS, "0");
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+}
+
+#[test]
 fn a_long_batch_does_not_keep_a_database_from_being_dropped() {
     let server = server(&[]);
     let mut db = database(&server);
