@@ -3,7 +3,7 @@
 use crate::catalog::Catalog;
 use crate::error::TtlError;
 use crate::pg::relation::{self, Lock, Shape, tree};
-use crate::pg::{access, spi};
+use crate::pg::{access, spi, storage};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::quote_identifier;
 
@@ -22,6 +22,7 @@ impl Archive {
     /// Locks it as an INSERT does.
     pub fn open(relid: Oid, source: Oid, owner: Oid) -> Result<Self, TtlError> {
         let shape = relation::lock(relid, Lock::Change).ok_or(TtlError::UnknownTable(relid.to_u32()))?;
+        storage::check(relid)?;
         let name = shape.qualified_name();
         // Its triggers, and those of its partitions, run with the rights of the owner of the rows.
         let others = spi::query(

@@ -111,6 +111,18 @@ fn a_distributed_partitioned_table_is_no_table_with_skipped_parts() {
 }
 
 #[test]
+fn an_archive_that_citus_takes_over_gets_no_rows() {
+    let mut db = with(&[
+        CITUS,
+        "CREATE TABLE t (at timestamptz); INSERT INTO t VALUES ('2020-01-01'); CREATE TABLE a (at timestamptz);
+         SELECT ttl_create_index('t', 'at', 60, archive_to => 'a'); INSERT INTO pg_dist_partition VALUES ('a')",
+    ]);
+    let error = db.error("SELECT ttl_runner('t')");
+    assert_eq!(error.message, "rows of public.a are not in a heap of its own: it is a Citus table");
+    assert_eq!(db.get("SELECT count(*) FROM t"), "1");
+}
+
+#[test]
 fn a_query_with_a_table_of_citus_is_left_to_citus() {
     let mut db = with(&[
         CITUS,
