@@ -23,16 +23,16 @@ const SCOPE: Scope = Scope::Transaction;
 pub fn run(catalog: &Catalog, rule: &Rule) -> Result<bool, Failure> {
     let Some(wished) = &rule.pending_index else { return Ok(false) };
     // A worker that was started anew may not know that somebody is at it.
-    if !SCOPE.attempt(|| Ok(catalog.claim_building(rule)))? {
-        return Ok(false);
-    }
-    board::report(Progress {
+    let progress = Progress {
         rule_id: rule.id,
         relid: rule.relid.to_u32(),
         started_at: clock_timestamp().into(),
         is_building: true,
         ..Progress::default()
-    });
+    };
+    if !board::claim_building(progress) {
+        return Ok(false);
+    }
     let predicate = SCOPE.attempt(|| in_sandbox(rule, || Ok(predicate(rule))))?;
     let build = Build { rule, predicate };
     let relids = SCOPE.attempt(|| if rule.is_partitioned { leaf::all(rule) } else { Ok(vec![rule.relid]) })?;

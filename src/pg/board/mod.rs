@@ -271,16 +271,32 @@ fn with_own_slot<T>(change: impl FnOnce(&mut Slot) -> T) -> Option<T> {
 
 /// Shows how far a sweep of this process is. Where there is no room for another, it is not shown.
 pub fn report(progress: Progress) {
-    if !is_preloaded() {
-        return;
+    if is_preloaded() {
+        show(&mut BOARD.exclusive(), progress);
     }
-    let (pid, database) = myself();
+}
+
+/// Makes this process the one that makes the index of a rule, until it ends, if no other is and there is room to show it.
+pub fn claim_building(progress: Progress) -> bool {
+    if !is_preloaded() {
+        return true;
+    }
+    let (_, database) = myself();
     let mut board = BOARD.exclusive();
+    let is_same = |sweep: &Progress| {
+        sweep.pid != 0 && sweep.is_building && sweep.database == database && sweep.rule_id == progress.rule_id
+    };
+    !board.sweeps.iter().any(is_same) && show(&mut board, progress)
+}
+
+fn show(board: &mut Board, progress: Progress) -> bool {
+    let (pid, database) = myself();
     let is_it = |sweep: &Progress| sweep.pid == pid && sweep.rule_id == progress.rule_id;
     let place = board.sweeps.iter().position(is_it).or_else(|| board.sweeps.iter().position(|sweep| sweep.pid == 0));
     if let Some(place) = place {
         board.sweeps[place] = Progress { pid, database, ..progress };
     }
+    place.is_some()
 }
 
 /// The processes that are making indexes of a table in this database.
