@@ -4,7 +4,7 @@ REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_star
 REVOKE ALL ON FUNCTION ttl_bind() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_follow_ddl() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_attnames(oid, smallint[]), ttl_ready_index(oid, text, boolean), ttl_hook(text)
+REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_hook(text)
     FROM PUBLIC;
 
 -- A user sees the rules on tables they own or may read; pg_monitor sees all. pg_dump reads all of this.

@@ -4,7 +4,6 @@ use super::binding::{Columns, Meanings};
 use super::outcome::Blocked;
 use super::{Catalog, rules};
 use crate::error::TtlError;
-use crate::pg::access::Until;
 use crate::pg::transaction::Failure;
 use crate::pg::{access, meaning, spi};
 use crate::rule::{Expiry, Mark, Options, Source};
@@ -315,7 +314,7 @@ impl Catalog {
     /// one that was loaded. Until then nobody can change the rule: a change that has committed is never followed by
     /// removals under the old definition. Waits for nobody.
     pub fn claim(&self, rule: &Rule) -> Result<Claim, TtlError> {
-        if !access::try_advisory_lock(ADVISORY_LOCK_CLASS, rule.id, Until::TransactionEnd) {
+        if !access::try_advisory_lock(ADVISORY_LOCK_CLASS, rule.id) {
             return Ok(Claim::Busy);
         }
         if self.has_changed(rule)? {
@@ -331,11 +330,6 @@ impl Catalog {
         }
         self.check_meaning(rule)?;
         Ok(Claim::Held)
-    }
-
-    /// Makes this process the one that makes the index of a rule, until it ends, if no other is.
-    pub fn claim_building(&self, rule: &Rule) -> bool {
-        access::try_advisory_lock(ADVISORY_LOCK_CLASS + 1, rule.id, Until::ProcessEnd)
     }
 
     /// Whether the rule is not the one that was loaded any more.

@@ -183,20 +183,8 @@ pub fn keeps_value((from, from_modifier): (pg_sys::Oid, i32), (to, to_modifier):
     (is_same || is_wider) && keeps_length
 }
 
-/// How long a lock is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Until {
-    TransactionEnd,
-    ProcessEnd,
-}
-
-/// Takes an advisory lock, if it is free. It is of a kind that users cannot take.
-///
-/// A worker gives back all advisory locks of its session after every transaction, because they are what code of users has left
-/// there. So one that is to stay is of the method of ordinary locks, and goes with the first transaction that fails.
-pub fn try_advisory_lock(class: u32, id: i64, until: Until) -> bool {
-    let is_for_session = until == Until::ProcessEnd;
-    let method = if is_for_session { pg_sys::DEFAULT_LOCKMETHOD } else { pg_sys::USER_LOCKMETHOD };
+/// Takes an advisory lock until the transaction ends, if it is free. It is of a kind that users cannot take.
+pub fn try_advisory_lock(class: u32, id: i64) -> bool {
     // SAFETY: a lock tag like those of pg_advisory_lock, which have 1 or 2 as their last field.
     unsafe {
         let tag = pg_sys::LOCKTAG {
@@ -205,10 +193,10 @@ pub fn try_advisory_lock(class: u32, id: i64, until: Until) -> bool {
             locktag_field3: id as u32,
             locktag_field4: 3,
             locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
-            locktag_lockmethodid: method as u8,
+            locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
         };
         let mode = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
-        pg_sys::LockAcquire(&tag, mode, is_for_session, true) != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+        pg_sys::LockAcquire(&tag, mode, false, true) != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
     }
 }
 

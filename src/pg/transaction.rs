@@ -246,3 +246,20 @@ pub(super) fn catch<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, 
     })
     .execute()
 }
+
+#[cfg(any(test, feature = "pg_test"))]
+#[pgrx::pg_schema]
+mod tests {
+    use super::*;
+    use pgrx::pg_test;
+
+    #[pg_test]
+    fn a_panic_is_a_bug_also_when_it_is_raised_again() {
+        let panic = subtransaction(|| -> Result<(), TtlError> { panic!("oops") }).unwrap_err();
+        assert_eq!((panic.sqlstate().as_str(), panic.is_bug, panic.is_cancel), ("XX000", true, false));
+        let again = subtransaction(|| -> Result<(), TtlError> { panic.clone().raise() }).unwrap_err();
+        assert_eq!(again, panic);
+        let error = subtransaction(|| -> Result<(), TtlError> { Err(TtlError::NotInstalled) }).unwrap_err();
+        assert!(!error.is_bug);
+    }
+}

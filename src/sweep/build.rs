@@ -23,16 +23,16 @@ const SCOPE: Scope = Scope::Transaction;
 pub fn run(catalog: &Catalog, rule: &Rule) -> Result<bool, Failure> {
     let Some(wished) = &rule.pending_index else { return Ok(false) };
     // A worker that was started anew may not know that somebody is at it.
-    if !SCOPE.attempt(|| Ok(catalog.claim_building(rule)))? {
-        return Ok(false);
-    }
-    board::report(Progress {
+    let progress = Progress {
         rule_id: rule.id,
         relid: rule.relid.to_u32(),
         started_at: clock_timestamp().into(),
         is_building: true,
         ..Progress::default()
-    });
+    };
+    if !board::claim_building(progress) {
+        return Ok(false);
+    }
     // The table may have become another's since the rule was registered.
     SCOPE.attempt(|| storage::check(rule.relid).and_then(|()| storage::check_concurrent_index(rule.relid)))?;
     let predicate = SCOPE.attempt(|| in_sandbox(rule, || predicate(rule)))?;

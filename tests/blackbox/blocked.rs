@@ -52,6 +52,21 @@ fn blocked_rows_cost_next_to_nothing_from_pass_to_pass() {
 }
 
 #[test]
+fn a_limit_does_not_have_blocked_rows_tried_in_every_sweep() {
+    let server = server(&["autovacuum=off"]);
+    let mut db = database(&server);
+    db.run(REFERENCED);
+    db.run("INSERT INTO parent SELECT i, now() - interval '1 day' + i * interval '1 second' FROM generate_series(3001, 3500) i");
+    db.run("SELECT ttl_create_index('parent', 'at', 60, max_rows_per_run => 10)");
+    db.wait_for("SELECT total_rows_deleted >= 20, blocked_rows FROM ttl_summary", "t|2000");
+    let before = transactions(&mut db);
+    wait_for_passes(&mut db, 8);
+    let used = transactions(&mut db) - before;
+    assert!(used < 3 * 2200, "{used} transaction ids in eight passes");
+    assert_eq!(db.get("SELECT blocked_rows, total_rows_deleted BETWEEN 40 AND 499 FROM ttl_summary"), "2000|t");
+}
+
+#[test]
 fn more_blocked_rows_are_added_and_all_are_tried_in_the_end() {
     let server = server(&[]);
     let mut db = database(&server);

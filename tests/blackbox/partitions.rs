@@ -547,3 +547,17 @@ fn bounds_are_judged_by_value() {
     );
     assert_eq!(db.get("SELECT (SELECT count(*) FROM d), (SELECT count(*) FROM n), (SELECT count(*) FROM z)"), "2|1|1");
 }
+
+#[test]
+fn who_asks_is_warned_of_a_drop_that_is_refused_and_keeps_the_rest() {
+    let mut db = with(TABLE);
+    db.run(
+        "CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'nothing is dropped here'; END $$;
+         CREATE EVENT TRIGGER refuse ON ddl_command_start WHEN TAG IN ('DROP TABLE') EXECUTE FUNCTION refuse();
+         SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop')",
+    );
+    db.notices();
+    assert_eq!(db.get("SELECT ttl_runner('p')"), "21");
+    assert!(db.notices()[0].contains("partition public.p1 was not dropped: P0001: nothing is dropped here"));
+    assert_eq!(db.get("SELECT count(*) FROM p"), "1");
+}

@@ -74,10 +74,8 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_history_log_id_seq", "SELECT last_value FROM ttl_history_log_id_seq", "+------"),
     // Parts of the catalog.
     ("ttl_attnums(oid,text[])", "SELECT ttl_attnums('t'::regclass, '{at}')", "+------"),
-    ("ttl_attnames(oid,smallint[])", "SELECT ttl_attnames('t'::regclass, '{1}')", "+------"),
     ("ttl_ready_index(oid,text,boolean)", "SELECT ttl_ready_index('t'::regclass, 't_pkey', false)", "+------"),
     ("ttl_hook(text)", "SELECT ttl_hook('pg_catalog.nothing')", ".------"),
-    ("ttl_rename_columns(oid,oid,text)", "SELECT ttl_rename_columns('t'::regclass, 10, 'true', '{}', '{}')", "+------"),
     ("ttl_bind()", "SELECT ttl_bind()", "T------"),
     ("ttl_count_version()", "SELECT ttl_count_version()", "T------"),
     ("ttl_tell_of_drop()", "SELECT ttl_tell_of_drop()", "T------"),

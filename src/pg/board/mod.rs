@@ -1,14 +1,15 @@
 //! Shared memory: which processes sweep, and how far they are. There is some only if the library was preloaded.
 
 mod demand;
+mod progress;
 mod tasks;
 
-use super::process;
 use demand::{DATABASES, Demand};
 pub use demand::{
     For, Leave, forget_databases_but, forget_wait, is_next, make_way, report_leave, somebody_waits, take_leaves,
     wait_for_process, waits, wake, wanted, worker_begins,
 };
+pub use progress::{Hold, Progress, claim_building, end_builders_on, report, report_end, sweeps};
 pub use tasks::{
     End, Task, add_task, begin_turn, doom, drop_tasks, end_task, end_turn, give_back_tasks, is_in_the_way, report_busy,
     take_ended_tasks, take_task, tasks,
@@ -38,45 +39,6 @@ pub enum Role {
     Builder,
     /// A session in which a user asked for a sweep.
     Session,
-}
-
-/// What a sweep waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hold {
-    RuleRate,
-    Rate,
-    WalRate,
-    ReplicaLag,
-}
-
-impl Hold {
-    /// The option or setting that makes it wait.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::RuleRate => "max_rows_per_second",
-            Self::Rate => "pg_ttl_index.max_rows_per_second",
-            Self::WalRate => "pg_ttl_index.max_wal_per_second",
-            Self::ReplicaLag => "pg_ttl_index.max_replica_lag",
-        }
-    }
-}
-
-/// A sweep under way.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Progress {
-    pub pid: i32,
-    pub database: u32,
-    pub rule_id: i64,
-    /// The leaf at hand.
-    pub relid: u32,
-    pub rows: i64,
-    pub batches: i64,
-    /// Expired rows at the start, as the planner guessed; 0 if it did not.
-    pub estimate: i64,
-    pub started_at: i64,
-    pub hold: Option<Hold>,
-    /// Whether it is no sweep, but the making of an index.
-    pub is_building: bool,
 }
 
 /// When a rule that has times of its own is due.
@@ -268,54 +230,6 @@ fn with_own_slot<T>(change: impl FnOnce(&mut Slot) -> T) -> Option<T> {
     is_preloaded().then_some(())?;
     let (pid, _) = myself();
     BOARD.exclusive().slots.iter_mut().find(|slot| slot.pid == pid).map(change)
-}
-
-/// Shows how far a sweep of this process is. Where there is no room for another, it is not shown.
-pub fn report(progress: Progress) {
-    if !is_preloaded() {
-        return;
-    }
-    let (pid, database) = myself();
-    let mut board = BOARD.exclusive();
-    let is_it = |sweep: &Progress| sweep.pid == pid && sweep.rule_id == progress.rule_id;
-    let place = board.sweeps.iter().position(is_it).or_else(|| board.sweeps.iter().position(|sweep| sweep.pid == 0));
-    if let Some(place) = place {
-        board.sweeps[place] = Progress { pid, database, ..progress };
-    }
-}
-
-/// Has the processes that are making indexes of a table in this database exit.
-pub fn end_builders_on(relid: Oid) {
-    if !is_preloaded() {
-        return;
-    }
-    let (_, database) = myself();
-    let is_one = |sweep: &&Progress| {
-        sweep.pid != 0 && sweep.is_building && sweep.database == database && sweep.relid == relid.to_u32()
-    };
-    // A process takes its work off the board before it exits, and needs the lock for that: while we hold it, the process is
-    // still there, and at that work.
-    let board = BOARD.share();
-    board.sweeps.iter().filter(is_one).for_each(|sweep| process::terminate(sweep.pid));
-}
-
-/// Shows no more of a sweep of this process.
-pub fn report_end(rule_id: i64) {
-    if !is_preloaded() {
-        return;
-    }
-    let (pid, _) = myself();
-    for sweep in BOARD.exclusive().sweeps.iter_mut().filter(|sweep| sweep.pid == pid && sweep.rule_id == rule_id) {
-        *sweep = Progress::default();
-    }
-}
-
-/// The sweeps under way.
-pub fn sweeps() -> Vec<Progress> {
-    if !is_preloaded() {
-        return Vec::new();
-    }
-    BOARD.share().sweeps.iter().filter(|sweep| sweep.pid != 0).copied().collect()
 }
 
 thread_local! {

@@ -1,0 +1,108 @@
+//! The sweeps under way, and the indexes being made, as users see them.
+
+use super::{BOARD, Board, is_preloaded, myself};
+use crate::pg::process;
+use pgrx::pg_sys::Oid;
+
+/// What a sweep waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    RuleRate,
+    Rate,
+    WalRate,
+    ReplicaLag,
+}
+
+impl Hold {
+    /// The option or setting that makes it wait.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RuleRate => "max_rows_per_second",
+            Self::Rate => "pg_ttl_index.max_rows_per_second",
+            Self::WalRate => "pg_ttl_index.max_wal_per_second",
+            Self::ReplicaLag => "pg_ttl_index.max_replica_lag",
+        }
+    }
+}
+
+/// A sweep under way.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    pub pid: i32,
+    pub database: u32,
+    pub rule_id: i64,
+    /// The leaf at hand.
+    pub relid: u32,
+    pub rows: i64,
+    pub batches: i64,
+    /// Expired rows at the start, as the planner guessed; 0 if it did not.
+    pub estimate: i64,
+    pub started_at: i64,
+    pub hold: Option<Hold>,
+    /// Whether it is no sweep, but the making of an index.
+    pub is_building: bool,
+}
+
+/// Shows how far a sweep of this process is. Where there is no room for another, it is not shown.
+pub fn report(progress: Progress) {
+    if is_preloaded() {
+        show(&mut BOARD.exclusive(), progress);
+    }
+}
+
+/// Makes this process the one that makes the index of a rule, until it ends, if no other is and there is room to show it.
+pub fn claim_building(progress: Progress) -> bool {
+    if !is_preloaded() {
+        return true;
+    }
+    let (_, database) = myself();
+    let mut board = BOARD.exclusive();
+    let is_same = |sweep: &Progress| {
+        sweep.pid != 0 && sweep.is_building && sweep.database == database && sweep.rule_id == progress.rule_id
+    };
+    !board.sweeps.iter().any(is_same) && show(&mut board, progress)
+}
+
+fn show(board: &mut Board, progress: Progress) -> bool {
+    let (pid, database) = myself();
+    let is_it = |sweep: &Progress| sweep.pid == pid && sweep.rule_id == progress.rule_id;
+    let place = board.sweeps.iter().position(is_it).or_else(|| board.sweeps.iter().position(|sweep| sweep.pid == 0));
+    if let Some(place) = place {
+        board.sweeps[place] = Progress { pid, database, ..progress };
+    }
+    place.is_some()
+}
+
+/// Has the processes that are making indexes of a table in this database exit.
+pub fn end_builders_on(relid: Oid) {
+    if !is_preloaded() {
+        return;
+    }
+    let (_, database) = myself();
+    let is_one = |sweep: &&Progress| {
+        sweep.pid != 0 && sweep.is_building && sweep.database == database && sweep.relid == relid.to_u32()
+    };
+    // A process takes its work off the board before it exits, and needs the lock for that: while we hold it, the process is
+    // still there, and at that work.
+    let board = BOARD.share();
+    board.sweeps.iter().filter(is_one).for_each(|sweep| process::terminate(sweep.pid));
+}
+
+/// Shows no more of a sweep of this process.
+pub fn report_end(rule_id: i64) {
+    if !is_preloaded() {
+        return;
+    }
+    let (pid, _) = myself();
+    for sweep in BOARD.exclusive().sweeps.iter_mut().filter(|sweep| sweep.pid == pid && sweep.rule_id == rule_id) {
+        *sweep = Progress::default();
+    }
+}
+
+/// The sweeps under way.
+pub fn sweeps() -> Vec<Progress> {
+    if !is_preloaded() {
+        return Vec::new();
+    }
+    BOARD.share().sweeps.iter().filter(|sweep| sweep.pid != 0).copied().collect()
+}
