@@ -463,3 +463,30 @@ unsafe extern "C-unwind" fn start_with_places(
 unsafe extern "C-unwind" fn start(_receiver: *mut pg_sys::DestReceiver, _operation: i32, _type: pg_sys::TupleDesc) {}
 
 unsafe extern "C-unwind" fn end(_receiver: *mut pg_sys::DestReceiver) {}
+
+#[cfg(any(test, feature = "pg_test"))]
+#[pgrx::pg_schema]
+mod tests {
+    use super::*;
+    use crate::pg::transaction::subtransaction;
+
+    #[pg_test]
+    fn a_statement_takes_arguments_of_its_types_and_no_others() {
+        let plan = Plan::new("SELECT $1", &mut [pg_sys::FLOAT8OID]);
+        assert_eq!(plan.call::<f64>(&[1.5_f64.into()]), (1, Some(1.5)));
+        assert_eq!(plan.call::<f64>(&[DatumWithOid::null::<f64>()]), (1, None));
+        for arguments in [vec!["1.5".into()], vec![], vec![1.5_f64.into(), 1.5_f64.into()]] {
+            assert!(subtransaction(|| Ok(plan.call::<f64>(&arguments))).is_err());
+            assert!(subtransaction(|| Ok(plan.value(&arguments).is_some())).is_err());
+        }
+        assert!(subtransaction(|| Ok(plan.call::<i32>(&[1.5_f64.into()]))).is_err(), "a result of another type");
+        assert!(subtransaction(|| Ok(plan.run(Places::Anywhere))).is_err());
+    }
+
+    #[pg_test]
+    fn places_are_not_read_from_other_columns() {
+        let plan = Plan::for_search("SELECT 8::int8 WHERE true");
+        assert!(subtransaction(|| Ok(plan.find(Places::Anywhere, 0).tids.len())).is_err());
+        assert_eq!(Plan::for_search("SELECT NULL::tid").find(Places::Anywhere, 0).tids.len(), 0);
+    }
+}
