@@ -47,6 +47,8 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_index_table", "SELECT table_name FROM ttl_index_table WHERE table_name = 't'", "+++++.+"),
     ("ttl_binding", "SELECT relid FROM ttl_binding WHERE relid = 't'::regclass", "+++++.+"),
     ("ttl_lag(bigint)", "SELECT ttl_lag(1)", "+++++.+"),
+    ("ttl_holds()", "SELECT * FROM ttl_holds()", "......."),
+    ("ttl_waits_for_process(bigint)", "SELECT ttl_waits_for_process(1)", "......."),
     ("ttl_next_due(bigint)", "SELECT ttl_next_due(1)", "+++++.+"),
     // Of the workers everybody may know that they are there, and of their settings.
     ("ttl_worker_status()", "SELECT count(*) >= 0 FROM ttl_worker_status()", "+++++++"),
@@ -142,6 +144,7 @@ fn outcome(session: &mut Session, statement: &str) -> Result<char, SqlError> {
         Ok(_) => Ok('+'),
         Err(error) if error.code == "42501" => Ok('-'),
         Err(error) if ["0A000", "39P01"].contains(&error.code.as_str()) => Ok('T'),
+        Err(error) if error.message.ends_with("NotTrigger") => Ok('T'),
         Err(error) if error.code == "23505" => Ok('U'),
         Err(error) => Err(error),
     }
