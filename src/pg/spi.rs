@@ -5,41 +5,83 @@ use super::planner;
 use crate::error::TtlError;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
-use pgrx::spi::{Spi, SpiHeapTupleData, SpiResult};
-use std::ffi::CString;
+use pgrx::spi::{Error, Spi, SpiHeapTupleData, SpiResult};
+use std::ffi::{CString, c_char};
 
 pub type Row<'a> = SpiHeapTupleData<'a>;
 
-/// Runs a query and maps its rows. In a transaction that has not written yet it assigns no transaction id.
+/// Runs a statement and maps the rows it returns. It sees all that this transaction did before, and what others have committed by
+/// now, as far as the isolation level lets it. A transaction id is assigned if it writes, and not otherwise.
+pub fn query<T>(
+    sql: &str,
+    args: &[DatumWithOid<'_>],
+    map: impl Fn(Row<'_>) -> SpiResult<T>,
+) -> Result<Vec<T>, TtlError> {
+    run(sql, args, Mode::Fresh, |rows| rows.map(|row| Ok(map(row?)?)).collect())
+}
+
+/// The same, for statements that only read.
 pub fn read<T>(
     sql: &str,
     args: &[DatumWithOid<'_>],
     map: impl Fn(Row<'_>) -> SpiResult<T>,
 ) -> Result<Vec<T>, TtlError> {
-    with_pinned_search_path(|| {
-        Spi::connect(|client| {
-            let rows = planner::planning(sql, || client.select(sql, None, args))?;
-            rows.map(|row| Ok(map(row)?)).collect()
-        })
-    })
+    query(sql, args, map)
 }
 
 /// Runs a query and maps its rows, anywhere: also while another is being planned, in a parallel worker, or in a function
 /// that may not write. It sees what the calling query sees.
 pub fn peek<T>(sql: &str, map: impl Fn(Row<'_>) -> SpiResult<T>) -> Result<Vec<T>, TtlError> {
+    run(sql, &[], Mode::AsCaller, |rows| rows.map(|row| Ok(map(row?)?)).collect())
+}
+
+/// Runs a statement and tells how many rows it affected.
+pub fn execute(sql: &str, args: &[DatumWithOid<'_>]) -> Result<usize, TtlError> {
+    // SAFETY: set by the statement that has just run.
+    run(sql, args, Mode::Fresh, |_| Ok(unsafe { pg_sys::SPI_processed } as usize))
+}
+
+/// What a statement sees.
+#[derive(Clone, Copy)]
+enum Mode {
+    /// A snapshot of its own.
+    Fresh,
+    /// That of the query it is called from.
+    AsCaller,
+}
+
+/// Runs a statement without pgrx's client, which assigns a transaction id to whatever may write.
+fn run<T>(
+    sql: &str,
+    args: &[DatumWithOid<'_>],
+    mode: Mode,
+    take: impl FnOnce(&mut dyn Iterator<Item = SpiResult<Row<'_>>>) -> Result<T, TtlError>,
+) -> Result<T, TtlError> {
+    let text = CString::new(sql).unwrap_or_default();
+    let mut types: Vec<_> = args.iter().map(DatumWithOid::oid).collect();
+    let datums = args.iter().map(|arg| arg.datum().map(|datum| datum.sans_lifetime()));
+    let (mut values, nulls): (Vec<_>, Vec<_>) = datums
+        .map(|datum| (datum.unwrap_or(pg_sys::Datum::null()), if datum.is_none() { b'n' } else { b' ' } as c_char))
+        .unzip();
     with_pinned_search_path(|| {
         Spi::connect(|_| {
-            let sql = CString::new(sql).unwrap_or_default();
-            // SAFETY: within an SPI connection; the table of results is valid until the next statement.
+            // SAFETY: within an SPI connection; there are as many types, values and nulls. The table of results is valid until
+            // the next statement, and the rows are gone through before.
             unsafe {
-                let is_query = pg_sys::SPI_execute(sql.as_ptr(), true, 0) == pg_sys::SPI_OK_SELECT as i32;
-                if !is_query || pg_sys::SPI_tuptable.is_null() {
-                    return Err(TtlError::Spi(pgrx::spi::Error::NoTupleTable));
-                }
-                let table = &*pg_sys::SPI_tuptable;
-                let rows = std::slice::from_raw_parts(table.vals, pg_sys::SPI_processed as usize);
-                let rows = rows.iter().filter_map(|row| Row::new(table.tupdesc, *row).transpose());
-                rows.map(|row| Ok(map(row?)?)).collect()
+                pg_sys::SPI_tuptable = std::ptr::null_mut();
+                let (count, types, values) = (values.len() as i32, types.as_mut_ptr(), values.as_mut_ptr());
+                let execute = |read_only| {
+                    pg_sys::SPI_execute_with_args(text.as_ptr(), count, types, values, nulls.as_ptr(), read_only, 0)
+                };
+                let status = match mode {
+                    Mode::Fresh => planner::planning(sql, || execute(false)),
+                    Mode::AsCaller => execute(true),
+                };
+                Spi::check_status(status)?;
+                let Some(table) = pg_sys::SPI_tuptable.as_ref() else { return take(&mut std::iter::empty()) };
+                let rows = std::slice::from_raw_parts(table.vals, table.numvals as usize);
+                let row = |row: &pg_sys::HeapTuple| Row::new(table.tupdesc, *row)?.ok_or(Error::NoTupleTable);
+                take(&mut rows.iter().map(row))
             }
         })
     })
@@ -57,23 +99,4 @@ pub fn with_latest_snapshot<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: pushed above.
     unsafe { pg_sys::PopActiveSnapshot() };
     result
-}
-
-/// Runs a statement that may write, and maps the rows it returns. It sees all that this transaction did before.
-pub fn query<T>(
-    sql: &str,
-    args: &[DatumWithOid<'_>],
-    map: impl Fn(Row<'_>) -> SpiResult<T>,
-) -> Result<Vec<T>, TtlError> {
-    with_pinned_search_path(|| {
-        Spi::connect_mut(|client| {
-            let rows = planner::planning(sql, || client.update(sql, None, args))?;
-            rows.map(|row| Ok(map(row)?)).collect()
-        })
-    })
-}
-
-/// Runs a statement and tells how many rows it affected.
-pub fn execute(sql: &str, args: &[DatumWithOid<'_>]) -> Result<usize, TtlError> {
-    with_pinned_search_path(|| Spi::connect_mut(|client| Ok(client.update(sql, None, args)?.len())))
 }
