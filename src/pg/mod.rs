@@ -2,6 +2,9 @@
 
 pub mod access;
 pub mod board;
+pub mod bound;
+pub mod chain;
+pub mod estimate;
 pub mod expression;
 pub mod identity;
 pub mod index;

@@ -11,6 +11,9 @@ use std::ptr;
 /// The function of PostgreSQL that raises the error of a cancel or timeout.
 const CANCELLED_IN: &str = "ProcessInterrupts";
 
+/// The same of an error that was a panic of ours, when it is raised again.
+const PANICKED_IN: &str = "pg_ttl_index panic";
+
 /// Why an attempt came to nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
@@ -18,6 +21,8 @@ pub struct Failure {
     pub message: String,
     /// Somebody wants the whole operation to end, not this attempt alone. The code does not tell: user code can raise it.
     pub is_cancel: bool,
+    /// A bug of ours, and no fault of what was worked on.
+    pub is_bug: bool,
 }
 
 impl Failure {
@@ -34,7 +39,7 @@ impl Failure {
     }
 
     pub fn new(code: PgSqlErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: cut(message.into()), is_cancel: false }
+        Self { code, message: cut(message.into()), is_cancel: false, is_bug: false }
     }
 }
 
@@ -63,7 +68,11 @@ impl From<TtlError> for Failure {
 
 impl From<Failure> for ErrorReport {
     fn from(failure: Failure) -> Self {
-        let raised_in = if failure.is_cancel { CANCELLED_IN } else { function_name!() };
+        let raised_in = match (failure.is_cancel, failure.is_bug) {
+            (true, _) => CANCELLED_IN,
+            (_, true) => PANICKED_IN,
+            _ => function_name!(),
+        };
         ErrorReport::new(failure.code, failure.message, raised_in)
     }
 }
@@ -186,11 +195,29 @@ pub(super) fn catch<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, 
             let code = report.sql_error_code();
             let is_cancel =
                 code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED && report.function_name() == Some(CANCELLED_IN);
-            Err(Failure { code, message: cut(report.message().into()), is_cancel })
+            let is_bug = report.function_name() == Some(PANICKED_IN);
+            Err(Failure { code, message: cut(report.message().into()), is_cancel, is_bug })
         }
         CaughtError::RustPanic { ereport, .. } => {
-            Err(Failure::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, ereport.message()))
+            Err(Failure { is_bug: true, ..Failure::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, ereport.message()) })
         }
     })
     .execute()
+}
+
+#[cfg(any(test, feature = "pg_test"))]
+#[pgrx::pg_schema]
+mod tests {
+    use super::*;
+    use pgrx::pg_test;
+
+    #[pg_test]
+    fn a_panic_is_a_bug_also_when_it_is_raised_again() {
+        let panic = subtransaction(|| -> Result<(), TtlError> { panic!("oops") }).unwrap_err();
+        assert_eq!((panic.sqlstate().as_str(), panic.is_bug, panic.is_cancel), ("XX000", true, false));
+        let again = subtransaction(|| -> Result<(), TtlError> { panic.clone().raise() }).unwrap_err();
+        assert_eq!(again, panic);
+        let error = subtransaction(|| -> Result<(), TtlError> { Err(TtlError::NotInstalled) }).unwrap_err();
+        assert!(!error.is_bug);
+    }
 }

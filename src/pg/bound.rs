@@ -1,0 +1,54 @@
+//! The bounds of partitions, as PostgreSQL keeps them.
+
+use super::expression::elements;
+use pgrx::pg_sys;
+use std::ffi::CStr;
+
+/// The ends of a range of the first column of a partition key, each as text that its type reads as the same value again; `None` where
+/// the range has no end.
+#[derive(Debug, Default)]
+pub struct Range {
+    pub lower: Option<String>,
+    pub upper: Option<String>,
+}
+
+/// The range of a partition; `None` if it is not one by a range.
+pub fn range_of(relid: pg_sys::Oid) -> Option<Range> {
+    // SAFETY: the row of pg_class is valid until it is released, and what is read of it is copied. A bound is a node of its kind.
+    unsafe {
+        let row = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, pg_sys::Datum::from(relid));
+        if row.is_null() {
+            return None;
+        }
+        let (cache, attribute) = (pg_sys::SysCacheIdentifier::RELOID as i32, pg_sys::Anum_pg_class_relpartbound as i16);
+        let mut is_null = true;
+        let bound = pg_sys::SysCacheGetAttr(cache, row, attribute, &mut is_null);
+        let text = if is_null { std::ptr::null_mut() } else { pg_sys::text_to_cstring(bound.cast_mut_ptr()) };
+        pg_sys::ReleaseSysCache(row);
+        if text.is_null() {
+            return None;
+        }
+        let bound: *mut pg_sys::PartitionBoundSpec = pg_sys::stringToNode(text).cast();
+        let is_range = (*bound).strategy as u8 == b'r' && !(*bound).is_default;
+        is_range.then(|| Range { lower: first((*bound).lowerdatums), upper: first((*bound).upperdatums) })
+    }
+}
+
+/// The first datum of one end, if it is a value.
+///
+/// # Safety
+/// A list of the datums of a range.
+unsafe fn first(datums: *mut pg_sys::List) -> Option<String> {
+    // SAFETY: as promised by the caller; a value is a constant, never null, and its text is copied.
+    unsafe {
+        let datum: *mut pg_sys::PartitionRangeDatum = elements(datums).first()?.ptr_value.cast();
+        if (*datum).kind != pg_sys::PartitionRangeDatumKind::PARTITION_RANGE_DATUM_VALUE {
+            return None;
+        }
+        let value: *mut pg_sys::Const = (*datum).value.cast();
+        let (mut output, mut is_varlena) = (pg_sys::InvalidOid, false);
+        pg_sys::getTypeOutputInfo((*value).consttype, &mut output, &mut is_varlena);
+        let text = pg_sys::OidOutputFunctionCall(output, (*value).constvalue);
+        Some(CStr::from_ptr(text).to_string_lossy().into_owned())
+    }
+}
