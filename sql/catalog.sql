@@ -67,6 +67,12 @@ CREATE TABLE ttl_index_table (
     index_retry_at             timestamptz,
     -- What the last sweep had to leave: rows it could not remove, rows that others had locked, parts of the table.
     blocked_rows               bigint NOT NULL DEFAULT 0 CHECK (blocked_rows >= 0),
+    -- Blocked rows are left alone until they are due again, unless what may block them changes: type and last value of theirs, a
+    -- digest of triggers, rules and constraints, when they are due, and how often all of them were tried.
+    blocked_up_to              text,
+    blocked_under              text,
+    blocked_retry_at           timestamptz,
+    blocked_tries              integer NOT NULL DEFAULT 0 CHECK (blocked_tries >= 0),
     locked_rows                bigint NOT NULL DEFAULT 0 CHECK (locked_rows >= 0),
     skipped_parts              text,
     -- Counts changes of the definition, so that a sweep under way notices one.
@@ -207,6 +213,11 @@ AS $$
 BEGIN
     NEW.version := OLD.version + 1;
     NEW.updated_at := now();
+    -- Another definition may not be blocked.
+    NEW.blocked_up_to := NULL;
+    NEW.blocked_under := NULL;
+    NEW.blocked_retry_at := NULL;
+    NEW.blocked_tries := 0;
     PERFORM @extschema@.ttl_wake(), @extschema@.ttl_forget(b.relid)
     FROM @extschema@.ttl_binding b WHERE b.rule_id = NEW.id;
     RETURN NEW;

@@ -1,5 +1,6 @@
 //! The table that expired rows move to, and whether it can hold them.
 
+use crate::catalog::Catalog;
 use crate::error::TtlError;
 use crate::pg::relation::{self, Lock, Shape, tree};
 use crate::pg::{access, spi};
@@ -75,6 +76,26 @@ impl Archive {
             Some(name) => Err(TtlError::ArchiveUnlogged(name)),
             None => Ok(()),
         }
+    }
+
+    /// Refuses an archive from which other rules move rows on until they are back in `table`: they would go round for ever. `but` is
+    /// the rule that is asked about.
+    pub fn check_end(catalog: &Catalog, relid: Oid, table: Oid, but: Option<i64>) -> Result<(), TtlError> {
+        let moves = catalog.archives(but)?;
+        let (parts, mut reached) = (tree(table), vec![relid]);
+        let mut place = 0;
+        while let Some(here) = reached.get(place).map(|relid| tree(*relid)) {
+            if here.iter().any(|part| parts.contains(part)) {
+                return Err(TtlError::ArchiveCircle(access::relation_name(relid).unwrap_or_default()));
+            }
+            for (from, to) in &moves {
+                if !reached.contains(to) && tree(*from).iter().any(|part| here.contains(part)) {
+                    reached.push(*to);
+                }
+            }
+            place += 1;
+        }
+        Ok(())
     }
 
     /// As for the leaf: statements name it, and are to mean what they meant.

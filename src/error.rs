@@ -95,6 +95,10 @@ pub enum TtlError {
     ArchiveOwner(String),
     #[error("rows of table \"{0}\" cannot be archived in itself")]
     ArchiveIsSource(String),
+    #[error("rows archived in table \"{0}\" would come back")]
+    ArchiveCircle(String),
+    #[error("soft delete column \"{0}\" must not be part of the partition key")]
+    MarkIsKey(String),
     #[error("archive \"{name}\" is not a table")]
     ArchiveKind { name: String, kind: &'static str },
     #[error("archive table must not be temporary")]
@@ -164,6 +168,7 @@ impl TtlError {
             | Self::NotPartitioned(_)
             | Self::ArchiveTemporary
             | Self::ArchiveUnlogged(_)
+            | Self::MarkIsKey(_)
             | Self::HiddenPart(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Self::UnknownColumn { .. } | Self::ArchiveLacks { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
             Self::CannotExpire { .. }
@@ -175,7 +180,9 @@ impl TtlError {
             Self::PartInUse(_) => Code::ERRCODE_LOCK_NOT_AVAILABLE,
             Self::AnotherPart(_) => Code::ERRCODE_OBJECT_IN_USE,
             Self::ArchiveNeeds { .. } => Code::ERRCODE_NOT_NULL_VIOLATION,
-            Self::ArchiveIsSource(_) | Self::PurgeFilter(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
+            Self::ArchiveIsSource(_) | Self::ArchiveCircle(_) | Self::PurgeFilter(_) => {
+                Code::ERRCODE_INVALID_PARAMETER_VALUE
+            }
             Self::ArchiveRefused => Code::ERRCODE_TRIGGERED_ACTION_EXCEPTION,
             Self::HookArguments(_) => Code::ERRCODE_INVALID_FUNCTION_DEFINITION,
             Self::PurgeTaken(_) => Code::ERRCODE_DUPLICATE_OBJECT,
@@ -232,6 +239,8 @@ impl TtlError {
                 Some("An archive made with CREATE TABLE … (LIKE …) has the columns it needs.".into())
             }
             Self::ArchiveUnlogged(_) => Some("A crash would empty it, and the rows are gone from their table.".into()),
+            Self::ArchiveCircle(_) => Some("Another rule moves them on from there.".into()),
+            Self::MarkIsKey(_) => Some("A row that is marked would have to move to another partition.".into()),
             Self::ArchiveNeeds { .. } => Some("Give it a default, or let it be null.".into()),
             Self::ArchiveRefused => Some("A trigger or rule keeps rows out.".into()),
             Self::HookArguments(_) => {

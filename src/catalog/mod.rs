@@ -5,7 +5,7 @@ mod outcome;
 mod rules;
 mod sweepable;
 
-pub use outcome::{Outcome, Trigger};
+pub use outcome::{Blocked, Outcome, Trigger};
 pub use rules::{Definition, RuleIndex, StoredRule};
 pub use sweepable::{Broken, Claim, Rule};
 

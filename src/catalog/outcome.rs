@@ -6,6 +6,7 @@ use crate::guc;
 use crate::pg::spi;
 use crate::pg::transaction::Failure;
 use pgrx::datum::TimestampWithTimeZone;
+use pgrx::pg_sys::Oid;
 
 /// Who asked for a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,21 @@ impl Trigger {
     }
 }
 
+/// What is known of the rows of a rule that could not be removed.
+#[derive(Clone, Debug, Default)]
+pub struct Blocked {
+    /// Whether they are to be left alone for now.
+    pub rests: bool,
+    /// The type and the last of their values, if that can be told.
+    pub up_to: Option<String>,
+    /// A digest of what may block them.
+    pub under: Option<String>,
+}
+
+/// The longest that blocked rows are left alone, in seconds, and where others had locked rows that are to go meanwhile.
+const LONGEST_REST: f64 = 600.0;
+const LONGEST_REST_OF_LOCKED: f64 = 60.0;
+
 /// How a sweep ended.
 pub struct Outcome<'a> {
     pub rule_id: i64,
@@ -37,6 +53,10 @@ pub struct Outcome<'a> {
     pub partitions: i64,
     pub batches: i64,
     pub blocked_rows: i64,
+    /// Whether it left alone those that were blocked before.
+    pub left_blocked: bool,
+    /// Whether those it met are to be counted with them.
+    pub adds_blocked: bool,
     pub locked_rows: i64,
     pub wal_bytes: i64,
     /// Parts of the table that the sweep could not work on, by name and reason.
@@ -98,6 +118,57 @@ impl Catalog {
         self.with_rights(|| spi::execute(&sql, &[rule_id.into()])).map(|_| ())
     }
 
+    /// Takes down that all blocked rows of a rule were tried, and when that is worth it again: after a while that doubles each time.
+    pub fn rest_blocked(&self, rule: &Rule, blocked: &Blocked, has_locked: bool) -> Result<(), TtlError> {
+        let sql = format!(
+            "UPDATE {}.ttl_index_table
+             SET blocked_up_to = $3, blocked_under = $4, blocked_tries = blocked_tries + 1,
+                 blocked_retry_at = clock_timestamp() + interval '1 second' * least($5 * power(2, least(blocked_tries, 20)), $6)
+             WHERE id = $1 AND version = $2",
+            self.schema
+        );
+        let args = [
+            rule.id.into(),
+            rule.version.into(),
+            blocked.up_to.as_deref().into(),
+            blocked.under.as_deref().into(),
+            guc::naptime().as_secs_f64().max(2.0).into(),
+            if has_locked { LONGEST_REST_OF_LOCKED } else { LONGEST_REST }.into(),
+        ];
+        self.with_rights(|| spi::execute(&sql, &args)).map(|_| ())
+    }
+
+    /// Takes down that there are more of them, up to this value.
+    pub fn add_blocked(&self, rule: &Rule, up_to: &str) -> Result<(), TtlError> {
+        let sql =
+            format!("UPDATE {}.ttl_index_table SET blocked_up_to = $3 WHERE id = $1 AND version = $2", self.schema);
+        self.with_rights(|| spi::execute(&sql, &[rule.id.into(), rule.version.into(), up_to.into()])).map(|_| ())
+    }
+
+    /// Takes down that there are none.
+    pub fn forget_blocked(&self, rule: &Rule) -> Result<(), TtlError> {
+        let sql = format!(
+            "UPDATE {}.ttl_index_table
+             SET blocked_up_to = NULL, blocked_under = NULL, blocked_retry_at = NULL, blocked_tries = 0
+             WHERE id = $1 AND version = $2",
+            self.schema
+        );
+        self.with_rights(|| spi::execute(&sql, &[rule.id.into(), rule.version.into()])).map(|_| ())
+    }
+
+    /// A digest of what may block the removal of rows from these relations, or their arrival: it changes when that does.
+    pub fn digest_of_obstacles(&self, rule: &Rule, relids: Vec<Oid>) -> Result<Option<String>, TtlError> {
+        let sql = "SELECT md5(string_agg(fact, ',' ORDER BY fact)) FROM (
+                       SELECT format('t%s.%s.%s', t.oid, t.xmin, p.xmin)
+                       FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgrelid = ANY ($1)
+                       UNION ALL SELECT format('r%s.%s', oid, xmin) FROM pg_rewrite WHERE ev_class = ANY ($1)
+                       UNION ALL SELECT format('c%s.%s', oid, xmin) FROM pg_constraint WHERE conrelid = ANY ($1)
+                       UNION ALL SELECT format('f%s.%s', oid, xmin) FROM pg_proc
+                                 WHERE oid = to_regprocedure($2 || '(regclass, jsonb)')) AS facts (fact)";
+        let args = [relids.into(), rule.options.on_expire.as_deref().into()];
+        Ok(spi::read(sql, &args, |row| row.get(1))?.into_iter().next().flatten())
+    }
+
     /// Writes the end of a sweep that did something, failed, or found more or less in its way than the one before.
     pub fn record_outcome(&self, outcome: &Outcome<'_>) -> Result<(), TtlError> {
         let error = outcome.failure.or(outcome.blocked_by);
@@ -110,9 +181,10 @@ impl Catalog {
                  rows_deleted_last_run = CASE WHEN $4 = 0 THEN 0 ELSE rows_deleted_last_run END,
                  last_duration = clock_timestamp() - $9,
                  swept_at = CASE WHEN $12 THEN $9 ELSE swept_at END,
-                 last_error_at = CASE WHEN $2 IS NULL THEN NULL ELSE clock_timestamp() END,
-                 last_error_code = $2, last_error = $3,
-                 blocked_rows = CASE WHEN $8 THEN $5 ELSE greatest(blocked_rows, $5) END,
+                 last_error_at = CASE WHEN $2 IS NOT NULL THEN clock_timestamp() WHEN $13 THEN last_error_at END,
+                 last_error_code = CASE WHEN $2 IS NULL AND $13 THEN last_error_code ELSE $2 END,
+                 last_error = CASE WHEN $2 IS NULL AND $13 THEN last_error ELSE $3 END,
+                 blocked_rows = CASE WHEN $14 THEN blocked_rows + $5 WHEN $8 THEN $5 ELSE greatest(blocked_rows, $5) END,
                  locked_rows = $6, skipped_parts = $7,
                  consecutive_failures = CASE WHEN $10 THEN consecutive_failures + 1 ELSE 0 END,
                  retry_at = CASE WHEN $10 THEN clock_timestamp()
@@ -152,6 +224,8 @@ impl Catalog {
                     failed.into(),
                     outcome.version.into(),
                     outcome.through.into(),
+                    outcome.left_blocked.into(),
+                    outcome.adds_blocked.into(),
                 ],
             )?;
             spi::execute(

@@ -1,5 +1,6 @@
 //! Rules as a sweep needs them: names looked up in the system catalogs, by the binding.
 
+use super::outcome::Blocked;
 use super::{Catalog, rules};
 use crate::error::TtlError;
 use crate::pg::access::Until;
@@ -69,6 +70,8 @@ pub struct Rule {
     pub index_error: Option<String>,
     /// What the last sweep left behind.
     pub blocked_rows: i64,
+    /// Where the blocked ones are, if that is known.
+    pub blocked: Option<Blocked>,
     pub locked_rows: i64,
     pub skipped_parts: Option<String>,
     /// SQLSTATE and message.
@@ -157,6 +160,18 @@ impl Catalog {
         Ok(self.rules_where("b.relid = $1", &[relid.into()])?.into_iter().flatten().collect())
     }
 
+    /// Where rows are moved from, and where to, by all rules but one and the one that purges for it.
+    pub fn archives(&self, but: Option<i64>) -> Result<Vec<(Oid, Oid)>, TtlError> {
+        let sql = format!(
+            "SELECT b.relid, b.archive_relid FROM {schema}.ttl_binding b JOIN {schema}.ttl_index_table t ON t.id = b.rule_id
+             WHERE b.archive_relid IS NOT NULL AND t.id IS DISTINCT FROM $1 AND ($1 IS NULL OR t.purges IS DISTINCT FROM $1)",
+            schema = self.schema
+        );
+        self.with_rights(|| {
+            spi::read(&sql, &[but.into()], |row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default())))
+        })
+    }
+
     /// A rule by its number.
     pub fn rule_with_id(&self, id: i64) -> Result<Option<Rule>, TtlError> {
         Ok(self.rules_where("t.id = $1", &[id.into()])?.into_iter().find_map(Result::ok))
@@ -208,7 +223,8 @@ impl Catalog {
                     CASE WHEN t.on_expire IS NOT NULL AND b.hook IS NULL
                          THEN format('function %s(regclass, jsonb) does not exist', t.on_expire) END,
                     extract(epoch FROM greatest(t.retry_at, t.swept_at + t.run_every) - now())::double precision,
-                    coalesce(t.index_retry_at <= now(), true), t.index_error
+                    coalesce(t.index_retry_at <= now(), true), t.index_error,
+                    t.blocked_retry_at > now() AND t.consecutive_failures = 0, t.blocked_up_to, t.blocked_under
              FROM {schema}.ttl_index_table t
              JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              JOIN pg_class c ON c.oid = b.relid
@@ -353,6 +369,10 @@ impl Catalog {
                 may_build: row.get(30)?.unwrap_or_default(),
                 index_error: row.get(31)?,
                 blocked_rows: row.get(14)?.unwrap_or_default(),
+                blocked: row
+                    .get(32)?
+                    .map(|rests| Ok::<_, TtlError>(Blocked { rests, up_to: row.get(33)?, under: row.get(34)? }))
+                    .transpose()?,
                 locked_rows: row.get(15)?.unwrap_or_default(),
                 skipped_parts: row.get(16)?,
                 last_error: row.get(17)?,

@@ -11,6 +11,7 @@ use crate::pg::names::{Regclass, Regprocedure};
 use crate::pg::{access, board, identity, relation, spi};
 use crate::row;
 use crate::rule::{Given, Mark, Options, PartitionAction, Source, Window};
+use crate::sweep::is_partition_key;
 use index::Conditions;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
@@ -203,6 +204,9 @@ fn save(
     options.run_window.as_ref().and_then(Window::zone).map_or(Ok(()), check_time_zone)?;
     check_surroundings(table, options)?;
     let catalog = Catalog::open()?;
+    if let Some(archive) = &options.archive_to {
+        Archive::check_end(&catalog, table_oid(archive)?, table.relid, stored.map(|stored| stored.id))?;
+    }
     let expiry = catalog.expiry(source, subject.sql.clone(), options);
     check_as_owner(table, &format!("{} IS NULL", expiry.compared()))?;
     let filter = options.filter.as_deref().map(|filter| check_filter(table, filter, author)).transpose()?;
@@ -324,6 +328,9 @@ fn check_mark(table: &Table, subject: &Subject, name: &str) -> Result<String, Tt
     }
     if column.generated {
         return Err(TtlError::MarkIsGenerated(column.name));
+    }
+    if is_partition_key(table.relid, &column.name)? {
+        return Err(TtlError::MarkIsKey(column.name));
     }
     match Mark::of_type(column.base_type) {
         None => Err(TtlError::CannotMark { column: column.name, data_type: column.data_type }),

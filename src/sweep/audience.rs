@@ -1,8 +1,9 @@
 //! Those who have a rule's expired rows, or hear of them: the archive, the function, the channel.
 
-use super::batch::Done;
+use super::batch::{Done, Taken};
 use super::in_sandbox;
 use super::leaf::Leaf;
+use super::sandbox::UnderWay;
 use super::statement::Audience;
 use crate::archive::Archive;
 use crate::catalog::Rule;
@@ -61,16 +62,22 @@ fn pieces<'a>(arrays: impl Iterator<Item = &'a str>) -> Vec<String> {
     pieces.into_iter().map(|piece| format!("[{piece}]")).collect()
 }
 
-/// Tells of a batch, in its transaction: if that fails, the rows stay.
+/// Calls the function of a rule with rows that go, in their transaction: if it fails, they stay.
+pub fn call(rule: &Rule, taken: &[Taken]) -> Result<(), TtlError> {
+    let Some(function) = &rule.options.on_expire else { return Ok(()) };
+    let call = format!("SELECT {function}($1::regclass, $2::jsonb)");
+    // What it does to the table is not the sweep's doing.
+    let _paused = UnderWay::pause();
+    for rows in pieces(taken.iter().filter_map(|taken| taken.rows.as_deref())) {
+        in_sandbox(rule, || spi::execute(&call, &[rule.relid.into(), rows.into()]))?;
+    }
+    Ok(())
+}
+
+/// Tells who listens of a batch, when it commits.
 pub fn tell(rule: &Rule, leaf: &Leaf, done: &Done) -> Result<(), TtlError> {
     if done.removed == 0 {
         return Ok(());
-    }
-    if let Some(function) = &rule.options.on_expire {
-        let call = format!("SELECT {function}($1::regclass, $2::jsonb)");
-        for rows in pieces(done.taken.iter().filter_map(|taken| taken.rows.as_deref())) {
-            in_sandbox(rule, || spi::execute(&call, &[rule.relid.into(), rows.into()]))?;
-        }
     }
     let range = match done.taken.as_slice() {
         [taken] => taken.range.as_deref(),

@@ -1,16 +1,20 @@
 //! Removing a batch, and, when it fails, finding the rows that are to blame.
 
+use super::leaf::Leaf;
 use super::statement::{Statements, Which};
+use crate::catalog::Rule;
 use crate::error::TtlError;
+use crate::pg::chain;
 use crate::pg::plan::{Places, Plan, Tid, position};
 use crate::pg::transaction::{Failure, Scope, subtransaction};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 use std::cell::{Cell, OnceCell};
+use std::collections::HashSet;
 
 /// A failing batch is halved until parts are this small; their rows are then tried one by one. So a few bad rows cost
 /// a few statements each, and a batch of nothing but bad rows no more than one statement a row.
-const ONE_BY_ONE: usize = 64;
+pub const ONE_BY_ONE: usize = 64;
 
 /// A range of blocks is worth reading as a whole if it holds at least this many rows of the batch for each block.
 const ROWS_PER_BLOCK: usize = 4;
@@ -20,7 +24,8 @@ const ROWS_PER_BLOCK: usize = 4;
 pub struct Done {
     pub removed: i64,
     pub locked: i64,
-    pub blocked: i64,
+    /// Where rows are that could not be removed, and why.
+    pub blocked: Vec<Tid>,
     pub blocked_by: Option<Failure>,
     /// What an audience gets, for each statement that removed rows.
     pub taken: Vec<Taken>,
@@ -38,24 +43,29 @@ impl Done {
         self.taken.extend(other.taken);
         self.removed += other.removed;
         self.locked += other.locked;
-        self.blocked += other.blocked;
+        self.blocked.extend(other.blocked);
         self.blocked_by = other.blocked_by.or(self.blocked_by.take());
     }
 
-    fn blocked(failure: Failure) -> Self {
-        Self { blocked: 1, blocked_by: Some(failure), ..Self::default() }
+    fn blocked(tid: Tid, failure: Failure) -> Self {
+        Self { blocked: vec![tid], blocked_by: Some(failure), ..Self::default() }
     }
 }
 
+/// Hands over what an audience gets; raises its error if it refuses.
+pub type Call<'a> = &'a dyn Fn(&[Taken]);
+
 pub struct Remover {
+    relid: Oid,
     /// The relation, if rows can be removed from its heap without asking anybody.
     plain: Option<Oid>,
     look: Prepared,
     look_in_range: Prepared,
     lock: Prepared,
     remove: Prepared,
-    remove_unlocked: Prepared,
     has_audience: bool,
+    /// Whether somebody can have a removed row be as it was before, as a trigger can a mark.
+    can_be_undone: bool,
 }
 
 /// A statement that is planned when it is first needed: most batches need one of them.
@@ -79,15 +89,16 @@ impl Prepared {
 }
 
 impl Remover {
-    pub fn new(statements: &Statements, plain: Option<Oid>) -> Self {
+    pub fn new(statements: &Statements, leaf: &Leaf, rule: &Rule) -> Self {
         Self {
-            plain,
+            relid: leaf.relid,
+            plain: leaf.plain_heap(rule),
             look: Prepared::new(statements.look(Which::Listed), Which::Listed),
             look_in_range: Prepared::new(statements.look(Which::Ranged), Which::Ranged),
             lock: Prepared::new(statements.lock(), Which::Listed),
             remove: Prepared::new(statements.remove(), Which::Listed),
-            remove_unlocked: Prepared::new(statements.remove_unlocked(), Which::Listed),
             has_audience: statements.has_audience(),
+            can_be_undone: leaf.can_undo(rule),
         }
     }
 
@@ -116,21 +127,31 @@ impl Remover {
     }
 
     fn remove_with_sql(&self, tids: &[Tid]) -> Done {
-        let these = Places::These(tids);
-        // The usual case: every row is locked now, by us, so that changing all of them waits for nobody.
-        let all_locked = self.lock.plan().run(these) == tids.len();
-        let (removed, taken) = self.take(if all_locked { &self.remove } else { &self.remove_unlocked }, these);
-        if removed == tids.len() {
-            return Done { removed: removed as i64, taken, ..Done::default() };
+        // These are locked now, by us: changing them waits for nobody, and whatever becomes of them is the doing of this transaction.
+        let ours = self.lock.plan().find(Places::These(tids), 0).tids;
+        let (mut removed, taken) =
+            if ours.is_empty() { (0, Vec::new()) } else { self.take(&self.remove, Places::These(&ours)) };
+        let mut locked = 0;
+        if ours.len() < tids.len() {
+            // Others have locked the rest, or they have updated or removed it, and then it is not there any more.
+            let held: HashSet<_> = ours.iter().map(position).collect();
+            let others: Vec<_> = tids.iter().filter(|tid| !held.contains(&position(tid))).copied().collect();
+            locked = self.look.plan().run(Places::These(&others)) as i64;
         }
-        // Others have locked, updated or removed the rest, or a trigger keeps it.
-        let left = self.look.plan().run(these);
-        let kept = if left == 0 { 0 } else { self.lock.plan().run(these) };
-        let blocked_by = (kept > 0).then(|| {
-            let code = PgSqlErrorCode::ERRCODE_TRIGGERED_ACTION_EXCEPTION;
-            Failure::new(code, "a trigger or rule of the table keeps the row")
-        });
-        Done { removed: removed as i64, locked: (left - kept) as i64, blocked: kept as i64, blocked_by, taken }
+        let mut blocked = Vec::new();
+        if removed < ours.len() || self.can_be_undone {
+            // A trigger or rule may have kept a row, changed it, or taken its mark back: what has expired still is blocked, wherever
+            // its latest version lies.
+            blocked = self.look.plan().find(Places::These(&chain::latest(self.relid, &ours)), 0).tids;
+            let most = ours.len().saturating_sub(blocked.len());
+            // Nobody is told of a row that is not gone: the batch is divided.
+            if removed > most && self.has_audience {
+                kept().raise();
+            }
+            removed = removed.min(most);
+        }
+        let blocked_by = (!blocked.is_empty()).then(kept);
+        Done { removed: removed as i64, locked, blocked, blocked_by, taken }
     }
 
     /// Removes rows by one of the statements, and takes what the audience gets.
@@ -149,14 +170,26 @@ impl Remover {
         (removed, if removed > 0 { vec![Taken { rows, range }] } else { Vec::new() })
     }
 
-    fn remove_one_by_one(&self, tids: &[Tid]) -> Done {
+    /// Removes rows each by itself, and hands each over by itself if that is asked for.
+    fn remove_one_by_one(&self, tids: &[Tid], call: Option<Call<'_>>) -> Done {
         let mut total = Done::default();
         for tid in tids {
-            let done = subtransaction(|| Ok(self.remove_together(&[*tid])));
-            total.add(done.unwrap_or_else(Done::blocked));
+            let done = subtransaction(|| {
+                let done = self.remove_together(&[*tid]);
+                call.inspect(|call| call(&done.taken));
+                Ok(done)
+            });
+            total.add(done.unwrap_or_else(|failure| {
+                if is_about_rows(&failure) { Done::blocked(*tid, failure) } else { failure.raise() }
+            }));
         }
         total
     }
+}
+
+fn kept() -> Failure {
+    let code = PgSqlErrorCode::ERRCODE_TRIGGERED_ACTION_EXCEPTION;
+    Failure::new(code, "a trigger or rule of the table keeps the row")
 }
 
 /// Removes what is at `tids`, in as many attempts as it takes, and adds up what they did, also those before a failure.
@@ -165,41 +198,63 @@ pub fn remove(
     scope: Scope,
     tids: &[Tid],
     total: &mut Done,
-    mut guarded: impl FnMut(&dyn Fn(&Remover) -> Done) -> Result<Option<Done>, TtlError>,
+    mut guarded: impl FnMut(&dyn Fn(&Remover, Call<'_>) -> Done) -> Result<Option<Done>, TtlError>,
 ) -> Result<(), Failure> {
     let mut parts = vec![tids];
     // Set while an attempt, which has all its locks, is at the rows: what fails then fails on them.
     let reached_rows = Cell::new(false);
-    while let Some(part) = parts.pop() {
+    let mut attempt = |work: &dyn Fn(&Remover, Call<'_>) -> Done| {
         reached_rows.set(false);
-        let together = |remover: &Remover| {
+        let tracked = |remover: &Remover, call: Call<'_>| {
             reached_rows.set(true);
-            let done = remover.remove_together(part);
+            let done = work(remover, call);
             reached_rows.set(false);
             done
         };
-        match scope.attempt(|| guarded(&together)) {
-            Ok(Some(done)) => total.add(done),
-            Ok(None) => break,
-            Err(failure) if !reached_rows.get() || !is_about_rows(&failure) => return Err(failure),
-            Err(_) if part.len() > ONE_BY_ONE => {
+        scope.attempt(|| guarded(&tracked)).map_err(|failure| {
+            let may_divide = reached_rows.get() && is_about_rows(&failure);
+            (failure, may_divide)
+        })
+    };
+    while let Some(part) = parts.pop() {
+        let together = |remover: &Remover, call: Call<'_>| {
+            let done = remover.remove_together(part);
+            call(&done.taken);
+            done
+        };
+        let one_by_one = |remover: &Remover, call: Call<'_>| {
+            let done = remover.remove_one_by_one(part, None);
+            call(&done.taken);
+            done
+        };
+        let each_told = |remover: &Remover, call: Call<'_>| remover.remove_one_by_one(part, Some(call));
+        let done = match (attempt(&together), part) {
+            (Err((failure, true)), [tid]) => Some(Done::blocked(*tid, failure)),
+            (Err((_, true)), part) if part.len() > ONE_BY_ONE => {
                 let (first, second) = part.split_at(part.len() / 2);
                 parts.extend([second, first]);
+                continue;
             }
-            Err(failure) if part.len() == 1 => total.add(Done::blocked(failure)),
-            Err(_) => match scope.attempt(|| guarded(&|remover| remover.remove_one_by_one(part)))? {
-                Some(done) => total.add(done),
-                None => break,
+            // What is left of them goes together, unless the audience does not take it.
+            (Err((_, true)), _) => match attempt(&one_by_one) {
+                Err((_, true)) => attempt(&each_told).map_err(|(failure, _)| failure)?,
+                done => done.map_err(|(failure, _)| failure)?,
             },
+            (done, _) => done.map_err(|(failure, _)| failure)?,
+        };
+        match done {
+            Some(done) => total.add(done),
+            None => break,
         }
     }
     Ok(())
 }
 
 /// Whether leaving out some rows can help. It cannot when somebody cancelled, when resources are short, or when the code
-/// that runs for every row is broken.
-fn is_about_rows(failure: &Failure) -> bool {
+/// that runs for every row is broken, ours included.
+pub fn is_about_rows(failure: &Failure) -> bool {
     !failure.is_cancel
+        && !failure.is_bug
         && !matches!(
             failure.code,
             PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE
@@ -211,4 +266,16 @@ fn is_about_rows(failure: &Failure) -> bool {
                 | PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE
                 | PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED
         )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bug_of_ours_is_no_fault_of_a_row() {
+        let failure = Failure::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, "user code can raise this, too");
+        assert!(is_about_rows(&failure));
+        assert!(!is_about_rows(&Failure { is_bug: true, ..failure }));
+    }
 }

@@ -1,6 +1,7 @@
 //! The physical relations a rule's rows are in. A `ctid` means nothing across them, so each is swept on its own.
 
 use super::partition::{self, Part};
+use super::range;
 use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::pg::names::Regclass;
@@ -8,7 +9,7 @@ use crate::pg::relation::{self, Lock, Shape};
 use crate::pg::{access, spi};
 use crate::rule::PartitionAction;
 use pgrx::pg_sys::Oid;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// One relation with rows of its own.
 pub struct Leaf {
@@ -70,6 +71,11 @@ impl Leaf {
         (is_plain && access::may_delete(self.relid)).then_some(self.relid)
     }
 
+    /// Whether somebody can undo what a removal does to a row, in the same statement. A row that is deleted is deleted.
+    pub fn can_undo(&self, rule: &Rule) -> bool {
+        rule.mark.is_some() && self.shape.as_ref().is_some_and(|shape| shape.has_triggers() || !shape.is_plain())
+    }
+
     /// Refuses to go on if removing rows here would run triggers of tables that somebody else owns: behind a foreign
     /// key's action they fire with our rights, not with their owner's. To be called with this relation's lock held, so
     /// that no foreign key can come; those tables are locked too, so that no trigger can.
@@ -102,85 +108,128 @@ impl Leaf {
     }
 }
 
+/// A relation below the rule's table, and what it is to its parent.
+struct Node {
+    leaf: Leaf,
+    parent: Oid,
+    /// Whether it has rows of its own.
+    has_rows: bool,
+    /// Why it cannot be swept.
+    obstacle: Option<String>,
+    is_pending: bool,
+    /// Whether it has a range of the rule's column, and of that alone.
+    is_ranged: bool,
+    is_alone: bool,
+    is_by_mark: bool,
+}
+
+/// What is passed down from a relation to those below it.
+#[derive(Clone, Copy, Default)]
+struct Above {
+    /// The partition that goes as a whole, or is being detached, and its parent.
+    part: Option<(Oid, Oid)>,
+    is_pending: bool,
+    is_ranged: bool,
+    is_by_mark: bool,
+}
+
+const BY_MARK: &str = "is partitioned by the soft delete column";
+const PENDING: &str = "is being detached";
+
 /// Finds the leaves that can hold rows up to the cutoff. Partitions that cannot, by their lower bound, are not touched.
 pub fn find(rule: &Rule, cutoff: &str) -> Result<Leaves, TtlError> {
-    if !rule.has_children {
-        let leaf = Leaf::new(rule.relid, rule.table.clone());
-        return Ok(Leaves { sweepable: VecDeque::from([leaf]), ..Leaves::default() });
-    }
-    let source = rule.expiry.source();
-    let type_name = source.type_name();
-    // In a range of one column every row is below the upper bound.
-    let is_whole = match source.can_expire_from("bound.lower") {
-        Some(can_expire) if rule.options.partition_action != PartitionAction::Delete => {
-            format!("k.partnatts = 1 AND bound.upper <= {cutoff} AND {can_expire}")
-        }
-        _ => "false".into(),
+    let root = Leaf::new(rule.relid, rule.table.clone());
+    let is_by_mark = match &rule.options.soft_delete_column {
+        Some(mark) => range::is_key_above(rule.relid, mark)?,
+        None => false,
     };
-    // A partition that is being detached is a part by itself, and not of one that goes as a whole.
+    if !rule.has_children {
+        return Ok(if is_by_mark {
+            Leaves { skipped: vec![(root, BY_MARK.into())], ..Leaves::default() }
+        } else {
+            Leaves { sweepable: VecDeque::from([root]), ..Leaves::default() }
+        });
+    }
+    let goes_by_parts = rule.options.partition_action != PartitionAction::Delete;
+    let nodes = nodes(rule)?;
+    let ranged: Vec<_> = nodes.iter().filter(|node| node.is_ranged).map(|node| node.leaf.relid).collect();
+    let ranges = range::judge(rule, &ranged, cutoff)?;
+    let mut leaves = Leaves::default();
+    let (mut parts, mut seen): (Vec<Part>, HashMap<Oid, Above>) = (Vec::new(), HashMap::new());
+    if !rule.is_partitioned {
+        leaves.sweepable.push_back(root);
+    }
+    seen.insert(rule.relid, Above { is_by_mark, ..Above::default() });
+    for node in nodes {
+        let range = ranges.get(&node.leaf.relid).copied().filter(|_| node.is_ranged);
+        // What is left out takes all below it with it.
+        let Some(above) = seen.get(&node.parent).copied() else { continue };
+        if seen.contains_key(&node.leaf.relid) || range.is_some_and(|range| !range.can_hold) {
+            continue;
+        }
+        let itself = Some((node.leaf.relid, node.parent));
+        let is_whole = goes_by_parts && node.is_alone && range.is_some_and(|range| range.is_past);
+        // One that is being detached is a part by itself, and not of one that goes as a whole.
+        let part = if node.is_pending { itself } else { above.part.or(itself.filter(|_| is_whole)) };
+        let here = Above {
+            part,
+            is_pending: above.is_pending || node.is_pending,
+            is_ranged: above.is_ranged || node.is_ranged,
+            is_by_mark: above.is_by_mark || node.is_by_mark,
+        };
+        seen.insert(node.leaf.relid, here);
+        if node.has_rows {
+            leaves.add(rule, node, here, &mut parts);
+        }
+    }
+    leaves.sort_out(rule, parts, cutoff)?;
+    Ok(leaves)
+}
+
+/// All relations below the rule's table, parents first.
+fn nodes(rule: &Rule) -> Result<Vec<Node>, TtlError> {
     let sql = format!(
-        "WITH RECURSIVE tree (relid, attnum, part, parent, is_pending, is_ranged) AS (
-             SELECT $1, $2, NULL::oid, NULL::oid, false, false
+        "WITH RECURSIVE tree (relid, attnum, parent, is_pending, is_ranged, is_alone, is_by_mark, depth) AS (
+             SELECT $1, $2, NULL::oid, false, false, false, false, 0
              UNION ALL
-             SELECT i.inhrelid, a.attnum,
-                    CASE WHEN i.inhdetachpending THEN i.inhrelid WHEN tree.part IS NOT NULL THEN tree.part
-                         WHEN {is_whole} THEN i.inhrelid END,
-                    CASE WHEN i.inhdetachpending OR tree.part IS NULL THEN tree.relid ELSE tree.parent END,
-                    tree.is_pending OR i.inhdetachpending, tree.is_ranged OR k.partrelid IS NOT NULL
+             SELECT i.inhrelid, a.attnum, tree.relid, i.inhdetachpending, k.partrelid IS NOT NULL, k.partnatts = 1,
+                    $4 IS NOT NULL AND {is_by_mark}, tree.depth + 1
              FROM tree
              JOIN pg_inherits i ON i.inhparent = tree.relid
-             JOIN pg_class c ON c.oid = i.inhrelid
              LEFT JOIN pg_attribute parent ON parent.attrelid = tree.relid AND parent.attnum = tree.attnum
              LEFT JOIN pg_attribute a ON a.attrelid = i.inhrelid AND a.attname = parent.attname
              LEFT JOIN pg_partitioned_table k
                     ON k.partrelid = tree.relid AND k.partstrat = 'r' AND k.partattrs[0] = tree.attnum
                    AND (SELECT o.opcdefault AND o.opcnamespace = 'pg_catalog'::regnamespace
-                        FROM pg_opclass o WHERE o.oid = k.partclass[0])
-             CROSS JOIN LATERAL (SELECT CASE WHEN k.partrelid IS NOT NULL THEN {lower} END AS lower,
-                                        CASE WHEN k.partrelid IS NOT NULL THEN {upper} END AS upper) AS bound
-             WHERE coalesce(bound.lower <= {cutoff}, true))
-         SELECT DISTINCT c.oid, format('%I.%I', n.nspname, c.relname),
+                        FROM pg_opclass o WHERE o.oid = k.partclass[0]))
+         SELECT c.oid, format('%I.%I', n.nspname, c.relname), tree.parent, c.relkind <> 'p',
                 CASE WHEN c.relkind = 'f' THEN 'is a foreign table'
                      WHEN am.amname <> 'heap' THEN format('has access method %s', am.amname)
                      WHEN c.relowner <> $3 THEN 'has another owner'
                 END,
-                tree.part, tree.parent, tree.is_pending, tree.is_ranged
+                tree.is_pending, tree.is_ranged, tree.is_alone, tree.is_by_mark
          FROM tree
-         JOIN pg_class c ON c.oid = tree.relid AND c.relkind <> 'p'
+         JOIN pg_class c ON c.oid = tree.relid
          JOIN pg_namespace n ON n.oid = c.relnamespace
          LEFT JOIN pg_am am ON am.oid = c.relam
-         ORDER BY 2",
-        lower = partition::lower_bound(type_name),
-        upper = partition::upper_bound(type_name),
+         WHERE tree.depth > 0 ORDER BY tree.depth, 2",
+        is_by_mark = range::is_key("tree.relid", "$4"),
     );
-    let key = rule.attnum.filter(|_| source.compares_value());
-    let found = spi::read(&sql, &[rule.relid.into(), key.into(), rule.owner.into()], |row| {
-        let mut leaf = Leaf::new(row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default());
-        if rule.options.partition_action != PartitionAction::Delete && row.get(7)? != Some(true) {
-            leaf.kept_by.push(format!("partition {} is not one by a range of the column", leaf.name));
-        }
-        Ok((leaf, row.get::<String>(3)?, row.get::<Oid>(4)?.zip(row.get::<Oid>(5)?), row.get(6)?.unwrap_or(false)))
-    })?;
-    let mut leaves = Leaves::default();
-    let mut parts: Vec<Part> = Vec::new();
-    for (leaf, obstacle, part, is_pending) in found {
-        match (part, obstacle) {
-            // It is not the table's any more.
-            (Some(pending), _) if is_pending => {
-                if !leaves.pending.contains(&pending) {
-                    leaves.pending.push(pending);
-                }
-            }
-            (part, Some(obstacle)) => {
-                leaves.skipped.push((leaf, obstacle));
-                part.into_iter().for_each(|part| find_part(&mut parts, part, None));
-            }
-            (Some(part), None) => find_part(&mut parts, part, Some(leaf)),
-            (None, None) => leaves.sweepable.push_back(leaf),
-        }
-    }
-    leaves.sort_out(rule, parts, cutoff)?;
-    Ok(leaves)
+    let key = rule.attnum.filter(|_| rule.expiry.source().compares_value());
+    let mark = rule.options.soft_delete_column.as_deref();
+    spi::read(&sql, &[rule.relid.into(), key.into(), rule.owner.into(), mark.into()], |row| {
+        let is = |ordinal| Ok::<bool, pgrx::spi::Error>(row.get(ordinal)?.unwrap_or_default());
+        Ok(Node {
+            leaf: Leaf::new(row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default()),
+            parent: row.get(3)?.unwrap_or_default(),
+            has_rows: is(4)?,
+            obstacle: row.get(5)?,
+            is_pending: is(6)?,
+            is_ranged: is(7)?,
+            is_alone: is(8)?,
+            is_by_mark: is(9)?,
+        })
+    })
 }
 
 /// Every relation below the rule's table that has rows of its own and its owner.
@@ -204,6 +253,31 @@ fn find_part(parts: &mut Vec<Part>, (relid, parent): (Oid, Oid), leaf: Option<Le
 }
 
 impl Leaves {
+    /// Puts a relation with rows where it belongs.
+    fn add(&mut self, rule: &Rule, node: Node, here: Above, parts: &mut Vec<Part>) {
+        let mut leaf = node.leaf;
+        let obstacle = node.obstacle.or_else(|| here.is_by_mark.then(|| BY_MARK.into()));
+        if rule.options.partition_action != PartitionAction::Delete && !here.is_ranged {
+            leaf.kept_by.push(format!("partition {} is not one by a range of the column", leaf.name));
+        }
+        match (here.part, obstacle) {
+            // It is not the table's any more. The rule ends the detaching if that is what it does itself, and tells of it otherwise.
+            (Some(part), _) if here.is_pending => {
+                if rule.options.partition_action != PartitionAction::Detach {
+                    self.skipped.push((leaf, PENDING.into()));
+                } else if !self.pending.contains(&part) {
+                    self.pending.push(part);
+                }
+            }
+            (part, Some(obstacle)) => {
+                self.skipped.push((leaf, obstacle));
+                part.into_iter().for_each(|part| find_part(parts, part, None));
+            }
+            (Some(part), None) => find_part(parts, part, Some(leaf)),
+            (None, None) => self.sweepable.push_back(leaf),
+        }
+    }
+
     /// Parts that nothing keeps from going as a whole do so, the oldest first; others go by rows.
     fn sort_out(&mut self, rule: &Rule, mut parts: Vec<Part>, cutoff: &str) -> Result<(), TtlError> {
         if parts.is_empty() {

@@ -5,34 +5,38 @@
 
 mod audience;
 mod batch;
+mod blocked;
 pub mod build;
 mod cutoff;
+mod finish;
 pub mod lag;
 mod leaf;
 pub mod manual;
 pub mod pace;
 mod partition;
 pub mod preview;
+mod range;
 mod sandbox;
 mod scan;
 mod statement;
 
 use crate::archive::Archive;
-use crate::catalog::{Catalog, Claim, Outcome, Rule, Trigger};
+use crate::catalog::{Blocked, Catalog, Claim, Rule, Trigger};
 use crate::error::TtlError;
 use crate::guc;
 use crate::pg::board::{self, Hold, Progress};
 use crate::pg::plan::Tid;
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{identity, process, spi};
-use batch::{Done, Remover};
+use batch::{Done, Remover, Taken};
+pub use finish::record_failure;
 use leaf::{Leaf, Leaves};
 use pace::Pace;
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::datum::datetime_support::clock_timestamp;
+pub use range::is_key_anywhere as is_partition_key;
 pub use sandbox::is_under_way_in;
-use sandbox::{UnderWay, in_sandbox, lock_timeout};
+use sandbox::{UnderWay, in_sandbox};
 use scan::Scan;
 use statement::Statements;
 use std::collections::VecDeque;
@@ -82,6 +86,12 @@ pub struct Sweep {
     leaves: Leaves,
     work: Option<Work>,
     pace: Pace,
+    /// What it leaves alone, because it is known to be blocked.
+    left: Option<Blocked>,
+    /// The last value of a row that it could not remove.
+    blocked_up_to: Option<String>,
+    /// Whether it has gone through its rows in the order of expiry, and those of one relation alone.
+    is_ordered: bool,
     /// What to report when everything else is done.
     late: Option<Failure>,
 }
@@ -107,14 +117,16 @@ impl Sweep {
         }
         let prepared = scope.attempt(|| {
             rule.archive.map_or(Ok(()), |archive| Archive::check_apart(archive, rule.relid))?;
+            rule.archive.map_or(Ok(()), |archive| Archive::check_end(&catalog, archive, rule.relid, Some(rule.id)))?;
+            let left = blocked::known(&catalog, &rule, trigger)?;
             in_sandbox(&rule, || {
                 let cutoff = cutoff::of(&rule)?;
                 let leaves = leaf::find(&rule, &cutoff.literal)?;
-                Ok((cutoff.literal, cutoff.present, leaves))
+                Ok((cutoff.literal, cutoff.present, leaves, left))
             })
         });
         match prepared {
-            Ok((cutoff, started_at, leaves)) => {
+            Ok((cutoff, started_at, leaves, left)) => {
                 let (tally, pace) = (Tally::default(), Pace::default());
                 Ok(Some(Self {
                     rule,
@@ -127,6 +139,9 @@ impl Sweep {
                     leaves,
                     work: None,
                     pace,
+                    left,
+                    blocked_up_to: None,
+                    is_ordered: false,
                     late: None,
                 }))
             }
@@ -163,7 +178,7 @@ impl Sweep {
     fn try_step(&mut self, limit: usize) -> Result<Step, Failure> {
         loop {
             let Some(work) = &mut self.work else {
-                if let Some(pending) = self.pending() {
+                if let Some(pending) = self.leaves.pending.pop() {
                     return self.finalize(pending);
                 }
                 if let Some(part) = self.leaves.whole.pop_front() {
@@ -172,9 +187,13 @@ impl Sweep {
                 let Some(leaf) = self.leaves.sweepable.pop_front() else {
                     return self.late.take().map_or(Ok(Step::Finished), Err);
                 };
-                match self.scope.attempt(|| begin_leaf(&self.rule, &self.cutoff, leaf))? {
+                let after = blocked::value(&self.rule, self.left.as_ref().and_then(|left| left.up_to.as_deref()));
+                match self.scope.attempt(|| begin_leaf(&self.rule, &self.cutoff, leaf, after))? {
                     Some(work) if self.awaits_index(&work.scan) => {}
-                    Some(work) => self.work = Some(work),
+                    Some(work) => {
+                        self.is_ordered = work.scan.is_ordered() && !self.rule.has_children;
+                        self.work = Some(work);
+                    }
                     None => return Ok(Step::Outdated),
                 }
                 continue;
@@ -186,21 +205,12 @@ impl Sweep {
                 self.work = None;
                 continue;
             }
-            let wanted = harvest_size(&self.rule);
-            let found = self.scope.attempt(|| {
-                in_sandbox(&self.rule, || {
-                    if !work.leaf.is_unchanged_for_reading() {
-                        return Ok(None);
-                    }
-                    work.scan.next(wanted, &work.leaf).map(Some)
-                })
-            })?;
-            match found {
-                Some(found) => {
-                    self.tally.estimate += found.estimate;
-                    work.found.extend(found.tids);
-                }
-                None => return Ok(Step::Outdated),
+            let Some(found) = self.harvest()? else { return Ok(Step::Outdated) };
+            self.tally.estimate += found.estimate;
+            self.is_ordered &= self.work.as_ref().is_some_and(|work| !work.scan.is_by_blocks());
+            self.add_blocked(&found.poisoned, found.poisoned_by)?;
+            if let Some(work) = &mut self.work {
+                work.found.extend(found.tids);
             }
         }
     }
@@ -261,11 +271,12 @@ impl Sweep {
             // has pending fire now, as the caller.
             spi::execute("SET CONSTRAINTS ALL IMMEDIATE", &[])?;
             let done = in_sandbox(rule, || {
-                let remover = work.remover.get_or_insert_with(|| Remover::new(statements, leaf.plain_heap(rule)));
+                let remover = work.remover.get_or_insert_with(|| Remover::new(statements, leaf, rule));
+                let call = |taken: &[Taken]| audience::call(rule, taken).unwrap_or_else(|error| error.raise());
                 // The table's own lock is held: what is waited for now is behind a cascade or a trigger, and blocks one
                 // row, not the sweep.
                 let _under_way = UnderWay::begin(leaf.relid);
-                Ok(identity::with_settings(&[(c"lock_timeout", c"100ms")], || change(remover)))
+                Ok(identity::with_settings(&[(c"lock_timeout", c"100ms")], || change(remover, &call)))
             })?;
             audience::tell(rule, leaf, &done)?;
             if done.removed > 0 {
@@ -276,50 +287,10 @@ impl Sweep {
         });
         self.tally.rows += done.removed;
         self.tally.batches += 1;
-        self.tally.blocked += done.blocked;
         self.tally.locked += done.locked;
-        self.tally.blocked_by = done.blocked_by.or(self.tally.blocked_by.take());
+        self.add_blocked(&done.blocked, done.blocked_by)?;
         result?;
         Ok(outdated.unwrap_or(Step::Removed(done.removed)))
-    }
-
-    /// Writes down how the sweep ended, if there is anything to write.
-    pub fn finish(self, end: &Result<Step, Failure>) -> Result<(), Failure> {
-        board::report_end(self.rule.id);
-        let complete = *end == Ok(Step::Finished);
-        let skipped: Vec<_> =
-            self.leaves.skipped.iter().map(|(leaf, reason)| format!("{} {reason}", leaf.name)).collect();
-        let skipped = (!skipped.is_empty()).then(|| skipped.join("; "));
-        // What was in the way the last time and still is, is no news: an idle sweep writes nothing.
-        let nothing_new = self.tally.blocked == self.rule.blocked_rows
-            && self.tally.locked == self.rule.locked_rows
-            && skipped == self.rule.skipped_parts
-            && self.tally.blocked_by.is_some() == self.rule.last_error.is_some();
-        if end.is_ok() && self.tally.rows == 0 && self.tally.partitions == 0 && (nothing_new || !complete) {
-            return Ok(());
-        }
-        self.scope.attempt(|| {
-            record(
-                &self.catalog,
-                &Outcome {
-                    rule_id: self.rule.id,
-                    version: self.rule.version,
-                    trigger: self.trigger,
-                    started_at: self.started_at,
-                    rows: self.tally.rows,
-                    partitions: self.tally.partitions,
-                    batches: self.tally.batches,
-                    blocked_rows: self.tally.blocked,
-                    locked_rows: self.tally.locked,
-                    wal_bytes: self.tally.wal_bytes,
-                    skipped,
-                    blocked_by: self.tally.blocked_by.as_ref(),
-                    failure: end.as_ref().err(),
-                    complete,
-                    through: complete || *end == Ok(Step::Enough),
-                },
-            )
-        })
     }
 }
 
@@ -328,49 +299,12 @@ fn has_changed(catalog: &Catalog, rule: &Rule, scope: Scope) -> Result<bool, Fai
     scope.attempt(|| catalog.has_changed(rule))
 }
 
-/// Writes down that a rule could not even be loaded.
-pub fn record_failure(
-    catalog: &Catalog,
-    (rule_id, version): (i64, i64),
-    trigger: Trigger,
-    scope: Scope,
-    failure: &Failure,
-) -> Result<(), Failure> {
-    scope.attempt(|| {
-        record(
-            catalog,
-            &Outcome {
-                rule_id,
-                version,
-                trigger,
-                started_at: clock_timestamp(),
-                rows: 0,
-                partitions: 0,
-                batches: 0,
-                blocked_rows: 0,
-                locked_rows: 0,
-                wal_bytes: 0,
-                skipped: None,
-                blocked_by: None,
-                failure: Some(failure),
-                complete: false,
-                through: false,
-            },
-        )
-    })
-}
-
-/// Waits for the rule's row no longer than for a table: somebody may hold it in a transaction that is left open.
-fn record(catalog: &Catalog, outcome: &Outcome<'_>) -> Result<(), TtlError> {
-    identity::with_settings(&[(c"lock_timeout", &lock_timeout())], || catalog.record_outcome(outcome))
-}
-
 /// Looks at a leaf before anything is done to it. `None` if it has changed.
-fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf) -> Result<Option<Work>, TtlError> {
+fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf, after: Option<String>) -> Result<Option<Work>, TtlError> {
     in_sandbox(rule, || {
         let Some(leaf) = leaf.observe(rule)? else { return Ok(None) };
         let (archive, audience) = audience::open(rule, &leaf)?;
-        let statements = Statements::new(rule, cutoff, &leaf.name).with_audience(audience);
+        let statements = Statements::new(rule, cutoff, &leaf.name).with_audience(audience).searching_after(after);
         let scan = Scan::begin(rule, &leaf, statements.clone())?;
         Ok(Some(Work { leaf, archive, scan, statements, remover: None, found: VecDeque::new() }))
     })

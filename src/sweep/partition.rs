@@ -1,6 +1,8 @@
 //! Partitions of which every row has expired: they go as a whole, if nobody has anything to say about their rows.
 
+use super::batch::is_about_rows;
 use super::leaf::Leaf;
+use super::range::Bounds;
 use super::{Step, Sweep, audience, in_sandbox};
 use crate::catalog::{Catalog, Claim, Rule};
 use crate::error::TtlError;
@@ -28,12 +30,14 @@ pub enum Removal {
     Done,
     /// It goes by rows after all.
     ByRows(Part),
+    /// PostgreSQL does not drop it, for a reason that nobody could foresee.
+    Refused(Part, Failure),
     /// Somebody is in it.
     InUse(Part),
     Ended(Step),
 }
 
-enum Verdict {
+enum Decision {
     Go,
     ByRows,
     InUse,
@@ -52,30 +56,32 @@ impl Part {
         let removed = if !is_drop && scope == Scope::Transaction && statement::can_run_alone() {
             self.detach(rule, catalog, cutoff)
         } else if is_in_use(self.relid, scope)? {
-            Ok(Verdict::InUse)
+            Ok(Decision::InUse)
         } else {
             scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff))
         };
         match removed {
-            Ok(Verdict::Go) => Ok(Removal::Done),
-            Ok(Verdict::ByRows) => Ok(Removal::ByRows(self)),
-            Ok(Verdict::InUse) => Ok(Removal::InUse(self)),
-            Ok(Verdict::End(step)) => Ok(Removal::Ended(step)),
-            // What depends on a partition says no to a drop. Who wants it detached wants to keep its rows.
-            Err(failure) if is_drop && !failure.is_cancel && !is_about_locks(&failure) => Ok(Removal::ByRows(self)),
+            Ok(Decision::Go) => Ok(Removal::Done),
+            Ok(Decision::ByRows) => Ok(Removal::ByRows(self)),
+            Ok(Decision::InUse) => Ok(Removal::InUse(self)),
+            Ok(Decision::End(step)) => Ok(Removal::Ended(step)),
+            // Who wants it detached wants to keep its rows.
+            Err(failure) if is_drop && is_about_rows(&failure) && !is_about_locks(&failure) => {
+                Ok(Removal::Refused(self, failure))
+            }
             Err(failure) => Err(failure),
         }
     }
 
     /// Under locks that nobody else shares.
-    fn remove_at_once(&self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Verdict, TtlError> {
+    fn remove_at_once(&self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Decision, TtlError> {
         // The parent first, as queries do. A worker does not wait for a part while it holds that.
         in_sandbox(rule, || Ok(relation::lock(self.parent, Lock::Drop)))?;
         if scope == Scope::Transaction && !relation::try_lock_tree(self.relid) {
-            return Ok(Verdict::InUse);
+            return Ok(Decision::InUse);
         }
         let verdict = self.judge(rule, catalog, cutoff, Lock::Drop)?;
-        if !matches!(verdict, Verdict::Go) {
+        if !matches!(verdict, Decision::Go) {
             return Ok(verdict);
         }
         let parent = Regclass(self.parent).qualified_name().unwrap_or_default();
@@ -94,7 +100,7 @@ impl Part {
 
     /// Without keeping anybody from the table, where PostgreSQL can. Between the judgement and the deed nobody can rename or
     /// alter the relations; the rule may change, but nothing is lost by detaching.
-    fn detach(&self, rule: &Rule, catalog: &Catalog, cutoff: &str) -> Result<Verdict, Failure> {
+    fn detach(&self, rule: &Rule, catalog: &Catalog, cutoff: &str) -> Result<Decision, Failure> {
         let scope = Scope::Transaction;
         let (verdict, parent, has_default, held) = scope.attempt(|| {
             let held = in_sandbox(rule, || Ok([self.parent, self.relid].map(Held::against_ddl)))?;
@@ -104,12 +110,12 @@ impl Part {
         })?;
         let done = match verdict {
             // PostgreSQL would have to lock that one.
-            Verdict::Go if has_default => scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff)),
-            Verdict::Go => {
+            Decision::Go if has_default => scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff)),
+            Decision::Go => {
                 let detach = format!("ALTER TABLE {parent} DETACH PARTITION {} CONCURRENTLY", self.name);
                 statement::run_alone(&detach, rule.owner, guc::lock_timeout())
                     .and_then(|()| scope.attempt(|| self.record(rule, catalog)))
-                    .map(|()| Verdict::Go)
+                    .map(|()| Decision::Go)
             }
             verdict => Ok(verdict),
         };
@@ -126,7 +132,7 @@ impl Part {
     }
 
     /// Whether it may go, with the locks of parent and part held, and then the rule's.
-    fn judge(&self, rule: &Rule, catalog: &Catalog, cutoff: &str, lock: Lock) -> Result<Verdict, TtlError> {
+    fn judge(&self, rule: &Rule, catalog: &Catalog, cutoff: &str, lock: Lock) -> Result<Decision, TtlError> {
         let is_there = in_sandbox(rule, || {
             let (parent, part) = (relation::lock(self.parent, lock), relation::lock(self.relid, lock));
             Ok(parent.is_some()
@@ -134,18 +140,18 @@ impl Part {
                     .is_some_and(|part| part.qualified_name() == self.name && part.belongs_to(self.relid, rule.relid)))
         })?;
         if !is_there {
-            return Ok(Verdict::End(Step::Outdated));
+            return Ok(Decision::End(Step::Outdated));
         }
         match catalog.claim(rule)? {
             Claim::Held => {}
-            Claim::Busy => return Ok(Verdict::End(Step::Busy)),
-            Claim::Changed => return Ok(Verdict::End(Step::Outdated)),
+            Claim::Busy => return Ok(Decision::End(Step::Busy)),
+            Claim::Changed => return Ok(Decision::End(Step::Outdated)),
         }
         match in_sandbox(rule, || obstacles(rule, &[self.relid], cutoff))?.as_slice() {
             [(relid, parent, obstacles)] if (*relid, *parent) == (self.relid, self.parent) => {
-                Ok(if obstacles.is_empty() { Verdict::Go } else { Verdict::ByRows })
+                Ok(if obstacles.is_empty() { Decision::Go } else { Decision::ByRows })
             }
-            _ => Ok(Verdict::End(Step::Outdated)),
+            _ => Ok(Decision::End(Step::Outdated)),
         }
     }
 
@@ -170,12 +176,6 @@ fn is_about_locks(failure: &Failure) -> bool {
 }
 
 impl Sweep {
-    /// The next partition that is only half detached, if that is what the rule does.
-    pub(super) fn pending(&mut self) -> Option<(Oid, Oid)> {
-        let detaches = self.rule.options.partition_action == PartitionAction::Detach;
-        self.leaves.pending.pop().filter(|_| detaches)
-    }
-
     pub(super) fn finalize(&mut self, pending: (Oid, Oid)) -> Result<Step, Failure> {
         if is_in_use(pending.0, self.scope)? {
             let name = self.scope.attempt(|| Ok(Regclass(pending.0).qualified_name()))?;
@@ -205,6 +205,15 @@ impl Sweep {
         match part.remove(&self.rule, &self.catalog, self.scope, &self.cutoff) {
             Ok(Removal::Done) => self.tally.partitions += 1,
             Ok(Removal::ByRows(part)) => self.leaves.sweepable.extend(part.leaves),
+            Ok(Removal::Refused(part, failure)) => {
+                self.leaves.sweepable.extend(part.leaves);
+                // In the transaction of somebody else, an error would take the rows back.
+                if self.scope == Scope::Subtransaction {
+                    pgrx::warning!("partition {} was not dropped: {failure}", part.name);
+                } else {
+                    self.late = Some(failure);
+                }
+            }
             Ok(Removal::InUse(part)) => self.late = Some(in_use(part.name)),
             Ok(Removal::Ended(step)) => return Ok(step),
             Err(failure) => self.put_off(failure)?,
@@ -239,30 +248,40 @@ pub fn objections(rule: &Rule) -> Vec<&'static str> {
     reasons.into_iter().filter(|(_, is_given)| *is_given).map(|(option, _)| option).collect()
 }
 
-/// The upper bound of a partition `c` by range, as SQL; NULL if it has none of this type.
-pub fn upper_bound(type_name: &str) -> String {
-    bound(" TO \\(''?([0-9-]", type_name)
-}
-
-/// The lower bound, likewise.
-pub fn lower_bound(type_name: &str) -> String {
-    bound("^FOR VALUES FROM \\(''?([0-9a-f]", type_name)
-}
-
-fn bound(beginning: &str, type_name: &str) -> String {
-    format!("(regexp_match(pg_get_expr(c.relpartbound, 0), '{beginning}[^'',)]*)'))[1]::{type_name}")
-}
+/// What keeps PostgreSQL from dropping what is below `part`, asked as DROP does: everything that goes with it, and then the first
+/// that depends on any of that and does not.
+const DEPENDENT: &str = "
+    WITH RECURSIVE gone (classid, objid, objsubid) AS (
+        SELECT 'pg_class'::regclass::oid, below.oid, 0 FROM below WHERE below.part = part.relid
+        UNION
+        SELECT d.classid, d.objid, d.objsubid
+        FROM gone CROSS JOIN LATERAL (
+            SELECT * FROM pg_depend d WHERE d.refclassid = gone.classid AND d.refobjid = gone.objid OFFSET 0) AS d
+        WHERE d.deptype IN ('a', 'i', 'P', 'S', 'x') AND (gone.objsubid = 0 OR d.refobjsubid = gone.objsubid))
+    (SELECT format('is used by %s', pg_describe_object(d.classid, d.objid, d.objsubid))
+     FROM gone CROSS JOIN LATERAL (
+         SELECT * FROM pg_depend d WHERE d.refclassid = gone.classid AND d.refobjid = gone.objid OFFSET 0) AS d
+     WHERE d.deptype = 'n' AND (gone.objsubid = 0 OR d.refobjsubid = gone.objsubid)
+       AND NOT EXISTS (SELECT FROM gone AS other WHERE other.classid = d.classid AND other.objid = d.objid
+                                                   AND other.objsubid IN (0, d.objsubid)))
+    UNION ALL
+    (SELECT format('belongs to extension %I', e.extname)
+     FROM below JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = below.oid AND d.deptype = 'e'
+     JOIN pg_extension e ON e.oid = d.refobjid WHERE below.part = part.relid)
+    LIMIT 1";
 
 /// For each of these partitions that still is one: its parent, and what keeps it from going as a whole. Of partitions that
 /// are all there is below their parent, the last stays.
 pub fn obstacles(rule: &Rule, parts: &[Oid], cutoff: &str) -> Result<Vec<(Oid, Oid, Vec<String>)>, TtlError> {
     let source = rule.expiry.source();
-    let upper = upper_bound(source.type_name());
-    let can_expire = source.can_expire_from(&lower_bound(source.type_name())).unwrap_or_else(|| "false".into());
+    let bounds = Bounds::of(parts);
+    let can_expire = source.can_expire_from("bound.lower").unwrap_or_else(|| "false".into());
     let sql = format!(
-        "WITH part AS (
-             SELECT c.oid AS relid, i.inhparent AS parent, {upper} AS upper, {can_expire} AS can_expire
+        "WITH bound AS {bounds},
+         part AS (
+             SELECT c.oid AS relid, i.inhparent AS parent, bound.upper, {can_expire} AS can_expire
              FROM pg_class c JOIN pg_inherits i ON i.inhrelid = c.oid AND NOT i.inhdetachpending
+             LEFT JOIN bound ON bound.relid = c.oid
              WHERE c.oid = ANY ($1)),
          below AS (
              SELECT part.relid AS part, c.* FROM part CROSS JOIN LATERAL (
@@ -271,10 +290,11 @@ pub fn obstacles(rule: &Rule, parts: &[Oid], cutoff: &str) -> Result<Vec<(Oid, O
          SELECT part.relid, part.parent, array_remove(ARRAY[
              CASE WHEN part.upper <= {cutoff} AND part.can_expire THEN NULL ELSE 'may have rows that have not expired' END,
              CASE WHEN NOT EXISTS (
-                      SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+                      SELECT FROM pg_inherits i JOIN pg_partitioned_table k ON k.partrelid = i.inhparent
+                      LEFT JOIN bound ON bound.relid = i.inhrelid
                       WHERE i.inhparent = part.parent AND NOT i.inhdetachpending AND i.inhrelid <> part.relid
-                        AND pg_get_expr(c.relpartbound, 0) <> 'DEFAULT'
-                        AND (c.oid <> ALL ($1) OR {upper} > part.upper))
+                        AND i.inhrelid <> k.partdefid
+                        AND (i.inhrelid <> ALL ($1) OR bound.upper > part.upper))
                   THEN 'is the last partition' END,
              CASE WHEN (SELECT c.relowner <> $2 FROM pg_class c WHERE c.oid = part.parent) THEN 'is part of a table of another owner' END,
              CASE WHEN EXISTS (SELECT FROM pg_inherits i JOIN below ON below.oid = i.inhparent
@@ -287,21 +307,21 @@ pub fn obstacles(rule: &Rule, parts: &[Oid], cutoff: &str) -> Result<Vec<(Oid, O
               WHERE k.contype = 'f' AND below.part = part.relid LIMIT 1),
              (SELECT format('has trigger %I', t.tgname) FROM pg_trigger t JOIN below ON below.oid = t.tgrelid
               WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 8 <> 0 AND below.part = part.relid LIMIT 1),
-             CASE WHEN $3 THEN (
-                 SELECT format('is used by %s', pg_describe_object(d.classid, d.objid, d.objsubid))
-                 FROM pg_depend d
-                 JOIN below ON (d.refclassid, d.refobjid) IN (('pg_class'::regclass, below.oid), ('pg_type'::regclass, below.reltype))
-                 WHERE d.deptype = 'n' AND below.part = part.relid
-                   AND d.classid IN ('pg_rewrite'::regclass, 'pg_proc'::regclass, 'pg_constraint'::regclass,
-                                     'pg_policy'::regclass)
-                   AND NOT EXISTS (SELECT FROM pg_constraint k WHERE d.classid = 'pg_constraint'::regclass
-                                     AND k.oid = d.objid AND k.conrelid = below.oid)
-                 LIMIT 1) END], NULL)
-         FROM part ORDER BY part.upper"
+             CASE WHEN $3 THEN ({DEPENDENT}) END], NULL)
+         FROM part ORDER BY part.upper",
+        bounds = Bounds::table(4, source.type_name()),
     );
     let is_drop = rule.options.partition_action == PartitionAction::Drop;
     // What is true now counts, and not what was when the transaction began to wait for locks.
-    spi::query(&sql, &[parts.to_vec().into(), rule.owner.into(), is_drop.into()], |row| {
+    let args = [
+        parts.to_vec().into(),
+        rule.owner.into(),
+        is_drop.into(),
+        bounds.relids.into(),
+        bounds.lower.into(),
+        bounds.upper.into(),
+    ];
+    spi::query(&sql, &args, |row| {
         Ok((
             row.get(1)?.unwrap_or_default(),
             row.get(2)?.unwrap_or_default(),

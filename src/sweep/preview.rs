@@ -1,5 +1,6 @@
 //! What the next sweep of a rule would do, relation by relation.
 
+use super::batch::is_about_rows;
 use super::leaf::Leaf;
 use super::partition::Part;
 use super::scan::{self, FEW_BLOCKS};
@@ -8,6 +9,8 @@ use super::{cutoff, in_sandbox, leaf};
 use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::guc;
+use crate::pg::names::Regclass;
+use crate::pg::transaction::subtransaction;
 use crate::pg::{identity, spi};
 use crate::rule::PartitionAction;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
@@ -62,6 +65,10 @@ pub fn of(catalog: &Catalog, rule: &Rule) -> Result<Vec<Preview>, TtlError> {
         let leaves = leaf::find(rule, &cutoff.literal)?;
         let budget = Budget::for_each_of(leaves.sweepable.len());
         let mut previews = Vec::new();
+        for (relid, parent) in leaves.pending {
+            let name = Regclass(relid).qualified_name().unwrap_or_default();
+            previews.push(Preview::of_part(rule, Part::new(relid, name, parent))?);
+        }
         for part in leaves.whole {
             previews.push(Preview::of_part(rule, part)?);
         }
@@ -117,10 +124,23 @@ impl Preview {
             (None, Some(percent)) => Look::Sample { percent },
         };
         let plan = if index.is_some() { "rows by index" } else { "rows by blocks" };
-        let mut preview = Self { plan, is_exact: true, ..Self::default() };
-        preview.count(&statements, look, most)?;
-        preview.compare(&statements, percent)?;
+        let mut preview = Self { plan, ..Self::default() };
         preview.blockers = blockers(rule, &leaf)?;
+        let counted = subtransaction(|| {
+            let mut counted = Self { plan, is_exact: true, ..Self::default() };
+            counted.count(&statements, look, most)?;
+            counted.compare(&statements, percent)?;
+            Ok(counted)
+        });
+        match counted {
+            Ok(counted) => preview = Self { blockers: preview.blockers, ..counted },
+            // A sweep finds the rows that are to blame; here an estimate does.
+            Err(failure) if is_about_rows(&failure) => {
+                (preview.rows, preview.is_exact) = (statements.estimate(), false);
+                preview.blockers.push(format!("rows that the filter or the expression fails on: {failure}"));
+            }
+            Err(failure) => failure.raise(),
+        }
         preview.blockers.extend(rule.lacks.iter().map(|lacks| lacks.message.clone()));
         preview.blockers.extend(leaf.kept_by);
         preview.relation = leaf.name;
@@ -146,9 +166,9 @@ impl Preview {
         let scale = match look {
             Look::Sample { percent } => 100.0 / percent,
             Look::InOrder { is_partial: false, .. } if seen >= most => {
-                statements.estimate_expired()? as f64 / seen as f64
+                statements.estimate_expired() as f64 / seen as f64
             }
-            _ if seen >= most => statements.estimate()? as f64 / seen as f64,
+            _ if seen >= most => statements.estimate() as f64 / seen as f64,
             _ => 1.0,
         };
         self.is_exact = scale == 1.0;

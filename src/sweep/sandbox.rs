@@ -50,6 +50,11 @@ impl UnderWay {
     pub fn begin(relid: Oid) -> Self {
         Self { outer: UNDER_WAY.replace(Some(relid)) }
     }
+
+    /// Has nothing be a sweep's doing for a while.
+    pub fn pause() -> Self {
+        Self { outer: UNDER_WAY.take() }
+    }
 }
 
 impl Drop for UnderWay {

@@ -1,11 +1,14 @@
 //! Finding expired rows in a leaf, each once, without locking them.
 
+use super::batch::{ONE_BY_ONE, is_about_rows};
 use super::leaf::Leaf;
-use super::statement::Statements;
+use super::statement::{Statements, Which};
 use crate::catalog::Rule;
 use crate::error::TtlError;
+use crate::pg::identity::Setting;
 use crate::pg::index::{self, Wanted};
-use crate::pg::plan::{Places, Plan, Tid};
+use crate::pg::plan::{Found, Places, Plan, Tid};
+use crate::pg::transaction::{Failure, subtransaction};
 use crate::pg::{identity, spi};
 use pgrx::pg_sys::Oid;
 
@@ -25,10 +28,36 @@ pub struct Scan {
     is_estimated: bool,
 }
 
-/// Places of rows that had expired, and how many the planner expects in all, if it was asked.
+/// Places of rows that had expired.
+#[derive(Default)]
 pub struct Harvest {
     pub tids: Vec<Tid>,
+    /// How many the planner expects in all, if it was asked.
     pub estimate: i64,
+    /// Places of rows that nobody can tell about, because the filter or the expression fails on them, and how it does.
+    pub poisoned: Vec<Tid>,
+    pub poisoned_by: Option<Failure>,
+}
+
+/// How a search goes about rows on which the filter or the expression fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Care {
+    /// It fails, too.
+    None,
+    /// It leaves blocks alone in which there is one.
+    Blocks,
+    /// It finds them.
+    Rows,
+}
+
+/// For the planner alone: functions in the filter run under the usual settings.
+const IN_ORDER: [Setting<'_>; 3] =
+    [(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_sort", c"off")];
+const BY_BLOCKS: [Setting<'_>; 3] =
+    [(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_indexscan", c"off")];
+
+fn find(sql: &str, settings: &[Setting<'_>], most: usize) -> Found {
+    identity::with_settings(settings, || Plan::for_search(sql)).find(Places::Anywhere, most)
 }
 
 enum Position {
@@ -60,6 +89,11 @@ impl Scan {
         matches!(self.position, Position::Ordered { .. })
     }
 
+    /// Whether it goes through the heap.
+    pub fn is_by_blocks(&self) -> bool {
+        matches!(self.position, Position::Blocks { .. })
+    }
+
     /// Whether it would read so much that an index which is on its way is worth waiting for.
     pub fn is_long(&self) -> bool {
         matches!(self.position, Position::Blocks { end, .. } if end > FEW_BLOCKS)
@@ -70,53 +104,127 @@ impl Scan {
     }
 
     /// The next places, about as many as are wanted.
-    pub fn next(&mut self, wanted: usize, leaf: &Leaf) -> Result<Harvest, TtlError> {
-        let tids = self.next_tids(wanted, leaf)?;
-        let mut estimate = 0;
+    pub fn next(&mut self, wanted: usize, leaf: &Leaf, care: Care) -> Result<Harvest, TtlError> {
+        let mut harvest = match (&self.position, care) {
+            (Position::Exhausted, _) => Harvest::default(),
+            (Position::Ordered { .. }, Care::None) => {
+                let found = self.find_in_order(wanted, true);
+                self.go_on_in_order(&found, wanted, leaf)?;
+                Harvest { tids: found.tids, ..Harvest::default() }
+            }
+            (Position::Ordered { .. }, _) => self.look_closely_in_order(wanted, leaf)?,
+            (Position::Blocks { next, end, step }, Care::None) => {
+                let (from, to) = (*next, next.saturating_add(*step).min(*end));
+                let tids = find(&self.statements.in_blocks(from, to), &BY_BLOCKS, 0).tids;
+                self.go_on_in_blocks(to, tids.len(), wanted);
+                Harvest { tids, ..Harvest::default() }
+            }
+            (Position::Blocks { next, end, step }, care) => {
+                let (from, step) = (*next, (*step).min(end - next));
+                self.look_closely_in_blocks(from, step, wanted, care)?
+            }
+        };
         if !self.is_estimated && !self.is_exhausted() {
             self.is_estimated = true;
-            estimate = self.statements.estimate()?;
+            harvest.estimate = self.statements.estimate();
         }
-        Ok(Harvest { tids, estimate })
+        Ok(harvest)
     }
 
-    fn next_tids(&mut self, wanted: usize, leaf: &Leaf) -> Result<Vec<Tid>, TtlError> {
-        match &mut self.position {
-            Position::Exhausted => Ok(Vec::new()),
-            Position::Ordered { watermark } => {
-                let most = wanted + MOST_TIES;
-                let sql = self.statements.in_order(watermark.as_deref(), wanted);
-                let settings = [(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_sort", c"off")];
-                // The settings are for the planner alone: functions in the filter run under the usual ones.
-                let found = identity::with_settings(&settings, || Plan::for_search(&sql)).find(Places::Anywhere, most);
-                if found.tids.len() == most {
-                    self.position = Position::whole_heap(leaf)?;
-                } else if found.tids.len() < wanted {
-                    self.position = Position::Exhausted;
-                } else {
-                    *watermark = found.last;
-                }
-                Ok(found.tids)
+    fn find_in_order(&self, wanted: usize, is_filtered: bool) -> Found {
+        let watermark = match &self.position {
+            Position::Ordered { watermark } => watermark.as_deref(),
+            _ => None,
+        };
+        find(&self.statements.in_order(watermark, wanted, is_filtered), &IN_ORDER, wanted + MOST_TIES)
+    }
+
+    fn go_on_in_order(&mut self, found: &Found, wanted: usize, leaf: &Leaf) -> Result<(), TtlError> {
+        self.position = match found.tids.len() {
+            most if most == wanted + MOST_TIES => Position::whole_heap(leaf)?,
+            few if few < wanted => Position::Exhausted,
+            _ => Position::Ordered { watermark: found.last.clone() },
+        };
+        Ok(())
+    }
+
+    fn go_on_in_blocks(&mut self, to: u32, found: usize, wanted: usize) {
+        let Position::Blocks { next, end, step } = &mut self.position else { return };
+        *next = to;
+        *step = match found {
+            few if few < wanted / 2 => step.saturating_mul(2).min(MOST_BLOCKS),
+            many if many > wanted => (*step / 2).max(1),
+            _ => *step,
+        };
+        if to == *end {
+            self.position = Position::Exhausted;
+        }
+    }
+
+    /// Takes all that has expired, and then asks the filter about each.
+    fn look_closely_in_order(&mut self, wanted: usize, leaf: &Leaf) -> Result<Harvest, TtlError> {
+        match attempt(|| self.find_in_order(wanted, false)) {
+            Ok(found) => {
+                self.go_on_in_order(&found, wanted, leaf)?;
+                Ok(self.judge(&found.tids))
             }
-            Position::Blocks { next, end, step } => {
-                let to = next.saturating_add(*step).min(*end);
-                let sql = self.statements.in_blocks(*next, to);
-                let settings =
-                    [(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_indexscan", c"off")];
-                let found = identity::with_settings(&settings, || Plan::for_search(&sql)).find(Places::Anywhere, 0);
-                *next = to;
-                *step = match found.tids.len() {
-                    few if few < wanted / 2 => step.saturating_mul(2).min(MOST_BLOCKS),
-                    many if many > wanted => (*step / 2).max(1),
-                    _ => *step,
-                };
-                if to == *end {
-                    self.position = Position::Exhausted;
-                }
-                Ok(found.tids)
+            // It is the value itself that cannot be told.
+            Err(_) => {
+                self.position = Position::whole_heap(leaf)?;
+                Ok(Harvest::default())
             }
         }
     }
+
+    /// Halves the range until it has no such row, or is one block.
+    fn look_closely_in_blocks(
+        &mut self,
+        from: u32,
+        mut step: u32,
+        wanted: usize,
+        care: Care,
+    ) -> Result<Harvest, TtlError> {
+        let found = loop {
+            match attempt(|| find(&self.statements.in_blocks(from, from + step), &BY_BLOCKS, 0)) {
+                Ok(found) => break Harvest { tids: found.tids, ..Harvest::default() },
+                Err(_) if step > 1 => step /= 2,
+                Err(_) if care == Care::Blocks => break Harvest::default(),
+                Err(_) => break self.judge(&find(&self.statements.all_in_blocks(from, from + 1), &BY_BLOCKS, 0).tids),
+            }
+        };
+        if let Position::Blocks { step: usual, .. } = &mut self.position {
+            *usual = step;
+        }
+        self.go_on_in_blocks(from + step, found.tids.len(), wanted);
+        Ok(found)
+    }
+
+    /// Divides places into those of rows that are to go, others, and those that nobody can tell about. Reads, and nothing else.
+    fn judge(&self, tids: &[Tid]) -> Harvest {
+        let look = Plan::for_rows(&self.statements.look(Which::Listed));
+        let mut harvest = Harvest::default();
+        let mut parts = vec![tids];
+        while let Some(part) = parts.pop() {
+            match (attempt(|| look.find(Places::These(part), 0)), part) {
+                (Ok(found), _) => harvest.tids.extend(found.tids),
+                (Err(failure), [tid]) => {
+                    harvest.poisoned.push(*tid);
+                    harvest.poisoned_by = Some(failure);
+                }
+                (Err(_), part) if part.len() > ONE_BY_ONE => {
+                    let (first, second) = part.split_at(part.len() / 2);
+                    parts.extend([second, first]);
+                }
+                (Err(_), part) => parts.extend(part.chunks(1).rev()),
+            }
+        }
+        harvest
+    }
+}
+
+/// Does something that may fail on single rows. What fails otherwise is raised again.
+fn attempt<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
+    subtransaction(|| Ok(work())).map_err(|failure| if is_about_rows(&failure) { failure } else { failure.raise() })
 }
 
 /// The index of a relation that has the rows of a rule in the order of expiry.

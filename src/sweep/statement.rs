@@ -1,11 +1,9 @@
 //! Every SQL statement that looks for or removes rows, for one rule and one leaf.
 
 use crate::catalog::Rule;
-use crate::error::TtlError;
+use crate::pg::estimate;
 use crate::pg::planner::MARK;
-use crate::pg::spi;
 use crate::rule::Source;
-use pgrx::datum::Json;
 use pgrx::spi::{quote_identifier, quote_literal};
 
 /// How a statement is told which rows it is about.
@@ -59,8 +57,12 @@ pub struct Statements {
     /// What is compared with the cutoff.
     compared: String,
     source: Source,
-    /// What holds for a row that is to go, its parts in parentheses.
-    conditions: Vec<String>,
+    /// What holds for a row that has expired and is not marked yet, its parts in parentheses.
+    expired: Vec<String>,
+    /// What else holds for one that is to go: code of users, which may fail.
+    filter: Option<String>,
+    /// The last value that is left out of a search, if there is one.
+    after: Option<String>,
     /// What is done to it, up to WHERE.
     action: String,
     audience: Option<Audience>,
@@ -68,8 +70,8 @@ pub struct Statements {
 
 impl Statements {
     pub fn new(rule: &Rule, cutoff: &str, leaf: &str) -> Self {
-        let mut conditions = rule.has_expired(cutoff);
-        conditions.extend(rule.unmarked());
+        let mut expired = rule.expiry.has_expired(cutoff);
+        expired.extend(rule.unmarked());
         let action = match &rule.mark {
             None => format!("DELETE FROM ONLY {leaf}"),
             Some((column, mark)) => format!("UPDATE ONLY {leaf} SET {column} = {}", mark.value()),
@@ -79,10 +81,40 @@ impl Statements {
             value: rule.column.clone(),
             compared: rule.expiry.compared(),
             source: rule.expiry.source(),
-            conditions,
+            expired,
+            filter: rule.options.filter.as_ref().map(|filter| format!("({filter})")),
+            after: None,
             action,
             audience: None,
         }
+    }
+
+    /// The same, but searches leave out values up to this one.
+    pub fn searching_after(self, value: Option<String>) -> Self {
+        Self { after: value, ..self }
+    }
+
+    /// What holds for a row that is to go, in a form that indexes serve.
+    fn conditions(&self) -> String {
+        self.expired.iter().chain(&self.filter).cloned().collect::<Vec<_>>().join(" AND ")
+    }
+
+    /// The same, `also` included, in a form that asks the filter about expired rows alone: it may fail on others.
+    fn judgement(&self, also: Option<String>) -> String {
+        let expired = self.expired.iter().cloned().chain(also).collect::<Vec<_>>().join(" AND ");
+        match &self.filter {
+            Some(filter) => format!("CASE WHEN {expired} THEN {filter} ELSE false END"),
+            None => expired,
+        }
+    }
+
+    /// The condition that a value lies behind another.
+    fn beyond(&self, value: &str) -> String {
+        format!("{} > {}", self.compared, self.literal(value))
+    }
+
+    fn literal(&self, value: &str) -> String {
+        format!("{}::{}", quote_literal(value), self.source.type_name())
     }
 
     pub fn has_audience(&self) -> bool {
@@ -95,62 +127,72 @@ impl Statements {
     }
 
     /// The next places in the order of expiry, with all that share the last value, so that the next harvest can start
-    /// strictly behind it.
-    pub fn in_order(&self, watermark: Option<&str>, wanted: usize) -> String {
-        let Self { leaf, compared, source, .. } = self;
-        let beyond = watermark.map_or_else(String::new, |watermark| {
-            format!(" AND {compared} > {}::{}", quote_literal(watermark), source.type_name())
-        });
-        let conditions = self.conditions.join(" AND ");
+    /// strictly behind it. Those of all expired rows, unless the filter is asked.
+    pub fn in_order(&self, watermark: Option<&str>, wanted: usize, is_filtered: bool) -> String {
+        let Self { leaf, compared, .. } = self;
+        let beyond = watermark.or(self.after.as_deref()).map(|value| self.beyond(value));
+        let filter = self.filter.iter().filter(|_| is_filtered).cloned();
+        let conditions = self.expired.iter().cloned().chain(filter).chain(beyond).collect::<Vec<_>>().join(" AND ");
         format!(
-            "{MARK}SELECT ctid, {compared} FROM ONLY {leaf} WHERE {conditions}{beyond}
+            "{MARK}SELECT ctid, {compared} FROM ONLY {leaf} WHERE {conditions}
              ORDER BY {compared} FETCH FIRST {wanted} ROWS WITH TIES"
         )
     }
 
     /// The places in a range of blocks, the last one exclusive.
     pub fn in_blocks(&self, from: u32, to: u32) -> String {
-        let conditions = self.conditions.join(" AND ");
+        let judgement = self.judgement(self.after.as_deref().map(|value| self.beyond(value)));
+        format!("{} AND {judgement}", self.all_in_blocks(from, to))
+    }
+
+    /// The places of all rows there.
+    pub fn all_in_blocks(&self, from: u32, to: u32) -> String {
+        format!("{MARK}SELECT ctid FROM ONLY {} WHERE ctid >= '({from},0)' AND ctid < '({to},0)'", self.leaf)
+    }
+
+    /// The last of the values at some places and of one that is known, of those that have expired, as text.
+    pub fn last_value(&self, known: Option<&str>) -> String {
+        let Self { leaf, compared, expired, .. } = self;
+        let known = known.map_or_else(String::new, |known| format!(" UNION ALL SELECT {}", self.literal(known)));
         format!(
-            "{MARK}SELECT ctid FROM ONLY {} WHERE ctid >= '({from},0)' AND ctid < '({to},0)' AND {conditions}",
-            self.leaf
+            "{MARK}SELECT value::text FROM (
+                 SELECT {compared} FROM ONLY {leaf} WHERE {} AND ({}) IS TRUE{known}) AS places (value)
+             ORDER BY value DESC LIMIT 1",
+            Which::Listed.condition(),
+            expired[0]
         )
     }
 
     /// How many rows the planner expects to go.
-    pub fn estimate(&self) -> Result<i64, TtlError> {
-        self.expected(&format!("WHERE {}", self.conditions.join(" AND ")))
+    pub fn estimate(&self) -> i64 {
+        self.expected(&self.conditions())
     }
 
     /// How many it expects to have expired, whatever the filter says of them.
-    pub fn estimate_expired(&self) -> Result<i64, TtlError> {
-        self.expected(&format!("WHERE {}", self.conditions[0]))
+    pub fn estimate_expired(&self) -> i64 {
+        self.expected(&self.expired[0])
     }
 
-    fn expected(&self, condition: &str) -> Result<i64, TtlError> {
-        let sql = format!("{MARK}EXPLAIN (FORMAT JSON) SELECT FROM ONLY {} {condition}", self.leaf);
-        let plans = spi::query(&sql, &[], |row| Ok(row.get::<Json>(1)?.map(|json| json.0)))?;
-        Ok(plans.into_iter().flatten().find_map(|plan| plan.pointer("/0/Plan/Plan Rows")?.as_i64()).unwrap_or_default())
+    fn expected(&self, condition: &str) -> i64 {
+        estimate::rows(&format!("{MARK}SELECT FROM ONLY {} WHERE {condition}", self.leaf))
     }
 
     /// A look at some rows: how many there were, how many of them are to go, the first value and the bytes of those.
     pub fn count(&self, look: Look) -> String {
         let Self { leaf, compared, .. } = self;
-        let all = self.conditions.join(" AND ");
+        let (all, judgement) = (self.conditions(), self.judgement(None));
         let (sample, condition, rest) = match look {
             // The rest of the conditions is looked at afterwards: a filter that lets nothing go must not have all of the index
             // read.
             Look::InOrder { most, is_partial: false } => {
-                let rest: Vec<_> =
-                    self.conditions[1..].iter().map(|condition| format!("({condition}) IS TRUE")).collect();
-                let rest = if rest.is_empty() { "true".into() } else { rest.join(" AND ") };
-                (String::new(), format!("WHERE {} ORDER BY {compared} LIMIT {most}", self.conditions[0]), rest)
+                let condition = format!("WHERE {} ORDER BY {compared} LIMIT {most}", self.expired[0]);
+                (String::new(), condition, format!("({judgement}) IS TRUE"))
             }
             Look::InOrder { most, is_partial: true } => {
                 (String::new(), format!("WHERE {all} ORDER BY {compared} LIMIT {most}"), "true".into())
             }
-            Look::Whole { most } => (String::new(), format!("WHERE {all} LIMIT {most}"), "true".into()),
-            Look::Sample { percent } => (sample(percent), String::new(), format!("({all}) IS TRUE")),
+            Look::Whole { most } => (String::new(), format!("WHERE {judgement} LIMIT {most}"), "true".into()),
+            Look::Sample { percent } => (sample(percent), String::new(), format!("({judgement}) IS TRUE")),
         };
         format!(
             "{MARK}SELECT count(*), count(*) FILTER (WHERE goes),
@@ -175,35 +217,17 @@ impl Statements {
     /// The earliest value that is to go.
     pub fn earliest(&self) -> String {
         let Self { leaf, compared, source, .. } = self;
-        let mut conditions = self.conditions.join(" AND ");
+        let mut conditions = self.conditions();
         if source.has_infinities() {
             conditions += &format!(" AND {compared} > '-infinity'::{}", source.type_name());
         }
         format!("SELECT {compared} FROM ONLY {leaf} WHERE {conditions} ORDER BY {compared} LIMIT 1")
     }
 
-    /// Removes what is at the places given, if it has expired still, but for rows that others have locked.
-    ///
-    /// The row is looked at twice: when it is locked, and when it is changed. If somebody updated it since it was found,
-    /// the conditions decide about the new version.
-    pub fn remove_unlocked(&self) -> String {
-        let expired = self.expired();
-        self.removal(&format!(
-            "ctid = ANY (ARRAY (
-                 SELECT ctid FROM ONLY {} WHERE ctid = ANY ($1) AND {expired} FOR UPDATE SKIP LOCKED))",
-            self.leaf
-        ))
-    }
-
-    /// Removes what is at places whose rows are locked already.
-    pub fn remove(&self) -> String {
-        self.removal(Which::Listed.condition())
-    }
-
-    /// The removal of rows at some places. Where there is an audience it is one query that also moves the rows into the
+    /// Removes what is at places whose rows are locked already, if it has expired still. Where there is an audience it is one query that also moves the rows into the
     /// archive, and whose one row has the number of rows removed and archived, the rows, and their range.
-    fn removal(&self, places: &str) -> String {
-        let removal = format!("{} WHERE {places} AND {}", self.action, self.expired());
+    pub fn remove(&self) -> String {
+        let removal = format!("{} WHERE {} AND {}", self.action, Which::Listed.condition(), self.has_expired());
         let Some(audience) = &self.audience else { return format!("{MARK}{removal}") };
         let archived = audience.archive.as_ref().map_or_else(String::new, |(archive, columns)| {
             let columns = columns.join(", ");
@@ -239,7 +263,7 @@ impl Statements {
 
     /// Finds the places that still hold an expired row.
     pub fn look(&self, which: Which) -> String {
-        format!("{MARK}SELECT ctid FROM ONLY {} WHERE {} AND {}", self.leaf, which.condition(), self.expired())
+        format!("{MARK}SELECT ctid FROM ONLY {} WHERE {} AND {}", self.leaf, which.condition(), self.has_expired())
     }
 
     /// Locks those that nobody else has locked.
@@ -248,8 +272,11 @@ impl Statements {
     }
 
     /// `IS TRUE` changes nothing about the answer, but no index matches it: the rows are to be found by their places.
-    fn expired(&self) -> String {
-        let tests: Vec<_> = self.conditions.iter().map(|condition| format!("({condition}) IS TRUE")).collect();
+    fn has_expired(&self) -> String {
+        if self.filter.is_some() {
+            return format!("({}) IS TRUE", self.judgement(None));
+        }
+        let tests: Vec<_> = self.expired.iter().map(|condition| format!("({condition}) IS TRUE")).collect();
         tests.join(" AND ")
     }
 }

@@ -265,3 +265,30 @@ fn a_type_that_is_cut_in_the_middle_of_a_sweep_cuts_nothing() {
     assert_eq!(db.get("SELECT count(*) FROM archive"), moved);
     assert_eq!(db.error("SELECT ttl_runner('t')").code, "42804");
 }
+
+#[test]
+fn archives_in_a_circle_are_refused() {
+    let tables = "CREATE TABLE a (id int, at timestamptz); CREATE TABLE b (LIKE a); CREATE TABLE c (LIKE a) PARTITION BY LIST (id);
+         CREATE TABLE c1 PARTITION OF c DEFAULT; SELECT ttl_create_index('a', 'at', 60, archive_to => 'b'),
+         ttl_create_index('b', 'at', 120, archive_to => 'c')";
+    let mut db = with(tables);
+    for call in [
+        "ttl_create_index('c', 'at', 180, archive_to => 'a')",
+        "ttl_create_index('c1', 'at', 180, archive_to => 'a')",
+        "ttl_create_index('c', 'at', 180, archive_to => 'b')",
+        "ttl_alter_index('b', 'at', archive_to => 'a')",
+    ] {
+        let error = db.error(&format!("SELECT {call}"));
+        assert_eq!(error.code, "22023", "{call}");
+        assert!(error.message.contains("would come back"), "{error:?}");
+    }
+    assert_eq!(db.get("SELECT string_agg(archive_to, ',' ORDER BY id) FROM ttl_index_table"), "public.b,public.c");
+    // One that was written by hand, as a restore does, moves nothing.
+    db.run("SELECT ttl_create_index('c', 'at', 180); UPDATE ttl_index_table SET archive_to = 'public.a' WHERE table_name = 'c'");
+    db.run("INSERT INTO a VALUES (1, '2020-01-01')");
+    assert_eq!(db.error("SELECT ttl_runner('a')").code, "22023");
+    assert_eq!(db.get("SELECT count(*) FROM a"), "1");
+    // A chain has an end.
+    db.run("SELECT ttl_drop_index('c', 'at'); SELECT ttl_runner('a'), ttl_runner('b')");
+    assert_eq!(db.get("SELECT count(*) FROM c"), "1");
+}

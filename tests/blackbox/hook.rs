@@ -44,7 +44,7 @@ fn it_gets_softly_deleted_rows_and_those_of_every_part() {
 }
 
 #[test]
-fn a_function_that_fails_keeps_the_batch_and_the_rule_backs_off() {
+fn a_function_that_fails_keeps_the_rows_and_is_tried_again() {
     let server = server(&[]);
     let mut db = database(&server);
     let owner = db.role("owner");
@@ -58,13 +58,8 @@ fn a_function_that_fails_keeps_the_batch_and_the_rule_backs_off() {
                PERFORM public.hook(relation, rows); END $$",
     );
     session.run("SELECT ttl_create_index('t', 'at', 60, on_expire => 'fail(regclass, jsonb)')");
-    db.wait_for("SELECT state, last_error, consecutive_failures >= 2 FROM ttl_summary", "error|P0001: not today|t");
+    db.wait_for("SELECT state, last_error, blocked_rows FROM ttl_summary", "blocked|P0001: not today|25");
     assert_eq!(db.get("SELECT count(*) FROM t"), "25");
-    assert_eq!(
-        db.get("SELECT (SELECT last_value FROM tries) <= consecutive_failures + 1, next_run > now() FROM ttl_summary"),
-        "t|t",
-        "it is called once an attempt, and not for parts of the batch"
-    );
     db.run("DROP TABLE hope");
     db.wait_for("SELECT count(*) FROM t", "0");
     assert_eq!(db.get("SELECT DISTINCT who FROM seen"), owner, "it ran as the table's owner");
@@ -159,7 +154,7 @@ fn an_endless_message_or_expression_harms_nobody() {
     );
     db.run("SELECT ttl_create_index('t', 'at', 60, on_expire => 'scream(regclass, jsonb)', hide_expired => true)");
     db.run("SELECT ttl_runner()");
-    assert_eq!(db.get("SELECT state, length(last_error) < 1100 FROM ttl_summary"), "error|t");
+    assert_eq!(db.get("SELECT state, length(last_error) < 1100 FROM ttl_summary"), "blocked|t");
     assert_eq!(db.get("SELECT max(length(error)) < 1100 FROM ttl_history"), "t");
     let terms = vec!["interval '1 second'"; 400].join(" + ");
     db.run(&format!(
@@ -183,4 +178,23 @@ fn what_is_hidden_stays_so_when_the_function_or_archive_is_gone() {
     );
     db.run("SELECT ttl_create_index('t', 'at', 60, archive_to => 'archive', hide_expired => true); DROP TABLE archive");
     assert_eq!(db.session("postgres").get("SELECT count(*) FROM t"), "0");
+}
+
+#[test]
+fn a_row_that_the_function_fails_on_keeps_no_other() {
+    for size in [10, 25] {
+        let mut db = with(TABLE);
+        db.run(
+            "CREATE FUNCTION picky(relation regclass, rows jsonb) RETURNS void LANGUAGE plpgsql AS $$
+             BEGIN IF rows @> '[{\"id\": 7}]' OR rows @> '[{\"id\": 22}]' THEN RAISE 'not this one'; END IF;
+                   PERFORM public.hook(relation, rows); END $$",
+        );
+        db.run(&format!("SELECT ttl_create_index('t', 'at', 60, {size}, on_expire => 'picky(regclass, jsonb)', notify_channel => 'gone'); LISTEN gone"));
+        assert_eq!(db.get("SELECT ttl_runner('t')"), "23");
+        assert_eq!(db.get("SELECT string_agg(id::text, ',' ORDER BY id) FROM t"), "7,22");
+        assert_eq!(db.get("SELECT state, blocked_rows, last_error FROM ttl_summary"), "blocked|2|P0001: not this one");
+        assert_eq!(db.get("SELECT count(*), count(DISTINCT r->'id') FROM seen, jsonb_array_elements(rows) r"), "23|23");
+        let told = if size == 10 { 9 } else { 23 };
+        assert!(db.notification().contains(&format!("\"count\":{told}")), "one notification for what went of a batch");
+    }
 }

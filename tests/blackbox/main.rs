@@ -2,6 +2,7 @@
 
 mod archive;
 mod bad_input;
+mod blocked;
 mod build;
 mod curtain;
 mod docs;
@@ -19,6 +20,7 @@ mod pace;
 mod partitions;
 mod passes;
 mod permissions;
+mod poison;
 mod preview;
 mod purge;
 mod races;

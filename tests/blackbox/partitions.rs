@@ -402,3 +402,162 @@ fn a_thousand_partitions_are_looked_through_and_dropped_in_no_time() {
     db.wait_for("SELECT state, total_partitions_removed FROM ttl_summary", "active|731");
     assert_eq!(db.get("SELECT min(at) >= '2022-01-01Z', count(*) BETWEEN 6400 AND 6456 FROM p"), "t|t");
 }
+
+#[test]
+fn what_postgres_would_refuse_to_drop_is_named_and_not_tried() {
+    let cases = [
+        ("CREATE TABLE holds (old p1)", "is used by column old of table public.holds"),
+        ("CREATE TABLE holds (old p1[])", "is used by column old of table public.holds"),
+        (
+            "CREATE SEQUENCE numbers OWNED BY p1.id; CREATE TABLE holds (n int DEFAULT nextval('numbers'))",
+            "is used by default value for column n of table public.holds",
+        ),
+        ("CREATE DOMAIN old AS p1", "is used by type public.old"),
+    ];
+    for (setup, reason) in cases {
+        let mut db = with(TABLE);
+        // What goes with a partition keeps nobody.
+        db.run(
+            "CREATE SEQUENCE own OWNED BY p1.id; ALTER TABLE p1 ALTER id SET DEFAULT nextval('own'), ADD CHECK (id > 0);
+             CREATE INDEX ON p (id); CREATE STATISTICS s ON id, at FROM p1",
+        );
+        db.run(setup);
+        db.run("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop')");
+        let blockers = "SELECT array_to_string(blockers, '; ') FROM ttl_preview('p') WHERE relation = 'public.p1'";
+        let blockers = db.get(blockers);
+        assert!(blockers.contains(reason), "{reason}: {blockers}");
+        assert_eq!(db.get("SELECT ttl_runner('p')"), "11");
+        assert_eq!(db.get(PARTS), "p1,p3");
+        db.run("DROP TABLE IF EXISTS holds; DROP DOMAIN IF EXISTS old; SELECT ttl_runner('p')");
+        assert_eq!(db.get(PARTS), "p3", "{reason}");
+    }
+}
+
+#[test]
+fn a_drop_that_is_refused_all_the_same_is_told_of_and_backs_off() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    db.run(TABLE);
+    db.run(
+        "CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'nothing is dropped here'; END $$;
+         CREATE EVENT TRIGGER refuse ON ddl_command_start WHEN TAG IN ('DROP TABLE') EXECUTE FUNCTION refuse()",
+    );
+    db.run("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop')");
+    // The summary would look into the partitions, and they would be in use.
+    db.wait_for(
+        "SELECT last_error_code, last_error, consecutive_failures >= 2, retry_at > last_error_at FROM ttl_index_table",
+        "P0001|nothing is dropped here|t|t",
+    );
+    db.wait_for("SELECT count(*) FROM p", "1");
+    db.run("DROP EVENT TRIGGER refuse");
+    db.wait_for(PARTS, "p3");
+    db.wait_for("SELECT state, total_partitions_removed FROM ttl_summary", "active|2");
+}
+
+#[test]
+fn a_partition_that_is_half_detached_is_named_whatever_the_rule_does() {
+    for action in ["delete", "drop"] {
+        let server = server(&[]);
+        let mut db = database(&server);
+        db.run("SELECT ttl_stop_worker()");
+        db.run(TABLE);
+        let mut reader = db.session("postgres");
+        reader.run("BEGIN; SELECT count(*) FROM p");
+        let mut detacher = db.session("postgres");
+        detacher.run("SET lock_timeout = '300ms'");
+        assert_eq!(detacher.error("ALTER TABLE p DETACH PARTITION p1 CONCURRENTLY").code, "55P03");
+        reader.run("COMMIT");
+        db.run(&format!("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => '{action}')"));
+        assert_eq!(
+            db.get("SELECT plan, blockers FROM ttl_preview('p') WHERE relation = 'public.p1'"),
+            "nothing|{\"public.p1 is being detached\"}"
+        );
+        db.run("SELECT ttl_runner('p')");
+        assert_eq!(db.get("SELECT skipped_parts FROM ttl_summary"), "public.p1 is being detached", "{action}");
+        assert_eq!(db.get("SELECT count(*) FROM p1"), "10");
+        db.run("SELECT ttl_alter_index('p', 'at', partition_action => 'detach')");
+        assert_eq!(
+            db.get("SELECT plan, blockers FROM ttl_preview('p') WHERE relation = 'public.p1'"),
+            "detach partition|{}"
+        );
+        db.run("SELECT ttl_runner('p')");
+        assert_eq!(
+            db.get("SELECT skipped_parts, (SELECT count(*) FROM pg_inherits WHERE inhdetachpending) FROM ttl_summary"),
+            "|0"
+        );
+    }
+}
+
+#[test]
+fn a_soft_delete_by_the_partition_key_is_refused_and_named() {
+    let tables = "CREATE TABLE p (at timestamptz, gone timestamptz, flag bool) PARTITION BY RANGE (gone);
+         CREATE TABLE e (at timestamptz, gone timestamptz) PARTITION BY LIST ((gone IS NULL));
+         CREATE TABLE q (at timestamptz, gone timestamptz, id int) PARTITION BY LIST (id);
+         CREATE TABLE q1 PARTITION OF q FOR VALUES IN (1) PARTITION BY RANGE (gone);
+         CREATE TABLE q1d PARTITION OF q1 DEFAULT; CREATE TABLE q2 PARTITION OF q FOR VALUES IN (2)";
+    refuses(
+        tables,
+        &[
+            ("ttl_create_index('p', 'at', 60, soft_delete_column => 'gone')", "0A000"),
+            ("ttl_create_index('e', 'at', 60, soft_delete_column => 'gone')", "0A000"),
+            ("ttl_create_index('q', 'at', 60, soft_delete_column => 'gone')", "0A000"),
+            ("ttl_create_index('q1', 'at', 60, soft_delete_column => 'gone')", "0A000"),
+        ],
+    );
+    let mut db = with(tables);
+    db.run("ALTER TABLE q DETACH PARTITION q1; SELECT ttl_create_index('q', 'at', 60, soft_delete_column => 'gone')");
+    db.run("ALTER TABLE q ATTACH PARTITION q1 FOR VALUES IN (1); INSERT INTO q VALUES ('2020-01-01', NULL, 1), ('2020-01-01', NULL, 2)");
+    let reason = "public.q1d is partitioned by the soft delete column";
+    assert_eq!(
+        db.get("SELECT blockers FROM ttl_preview('q') WHERE relation = 'public.q1d'"),
+        format!("{{\"{reason}\"}}")
+    );
+    assert_eq!(db.get("SELECT ttl_runner('q')"), "1");
+    assert_eq!(db.get("SELECT skipped_parts, state FROM ttl_summary"), format!("{reason}|active"));
+    // As a boolean on the parent it is no key.
+    db.run("SELECT ttl_create_index('p', 'at', 60, soft_delete_column => 'flag')");
+}
+
+#[test]
+fn bounds_are_judged_by_value() {
+    let mut db = with(
+        "CREATE TABLE d (at date) PARTITION BY RANGE (at);
+         CREATE TABLE d0 PARTITION OF d FOR VALUES FROM (MINVALUE) TO ('0044-03-15 BC');
+         CREATE TABLE d1 PARTITION OF d FOR VALUES FROM ('0044-03-15 BC') TO ('2020-01-01');
+         CREATE TABLE d2 PARTITION OF d FOR VALUES FROM ('2020-01-01') TO ('infinity');
+         CREATE TABLE d3 PARTITION OF d FOR VALUES FROM ('infinity') TO (MAXVALUE);
+         INSERT INTO d VALUES ('0100-01-01 BC'), ('1000-01-01'), ('2021-01-01'), (current_date + 3), ('infinity');
+         CREATE DOMAIN stamp AS numeric; CREATE TABLE n (at stamp) PARTITION BY RANGE (at);
+         CREATE TABLE n1 PARTITION OF n FOR VALUES FROM (0.5) TO (1000.25);
+         CREATE TABLE n2 PARTITION OF n FOR VALUES FROM (1000.25) TO (1e20); INSERT INTO n VALUES (7), (5000), (9e19);
+         CREATE TABLE z (at timestamptz) PARTITION BY RANGE (at);
+         CREATE TABLE z1 PARTITION OF z FOR VALUES FROM ('2020-01-01 00:00:00.000001+14') TO ('2021-01-01 12:00-11');
+         CREATE TABLE z2 PARTITION OF z FOR VALUES FROM ('2021-01-01 12:00-11') TO (MAXVALUE);
+         INSERT INTO z VALUES ('2020-06-01'), ('2022-01-01'), (now())",
+    );
+    db.run(
+        "SET DateStyle = 'German'; SET TimeZone = 'Asia/Kathmandu';
+         SELECT ttl_create_index('d', 'at', 60, partition_action => 'drop'),
+                ttl_create_index('n', 'at', 60, unit => 's', partition_action => 'drop'),
+                ttl_create_index('z', 'at', 60, partition_action => 'drop'); SELECT ttl_runner()",
+    );
+    assert_eq!(
+        db.get("SELECT string_agg(relid::text, ',') FROM unnest('{d,n,z}'::regclass[]) t, pg_partition_tree(t) WHERE isleaf"),
+        "d2,d3,n2,z2"
+    );
+    assert_eq!(db.get("SELECT (SELECT count(*) FROM d), (SELECT count(*) FROM n), (SELECT count(*) FROM z)"), "2|1|1");
+}
+
+#[test]
+fn who_asks_is_warned_of_a_drop_that_is_refused_and_keeps_the_rest() {
+    let mut db = with(TABLE);
+    db.run(
+        "CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'nothing is dropped here'; END $$;
+         CREATE EVENT TRIGGER refuse ON ddl_command_start WHEN TAG IN ('DROP TABLE') EXECUTE FUNCTION refuse();
+         SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop')",
+    );
+    db.notices();
+    assert_eq!(db.get("SELECT ttl_runner('p')"), "21");
+    assert!(db.notices()[0].contains("partition public.p1 was not dropped: P0001: nothing is dropped here"));
+    assert_eq!(db.get("SELECT count(*) FROM p"), "1");
+}

@@ -1,6 +1,9 @@
 //! What the next sweep would do.
 
 use crate::sweep::with;
+use crate::worker::{database, server};
+use harness::{Server, Session};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -107,4 +110,64 @@ fn a_large_heap_without_an_index_is_sampled() {
         "rows by blocks|f|t|t|t"
     );
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_preview_assigns_no_transaction_id() {
+    let mut db = with(
+        "CREATE TABLE p (id int, at timestamptz) PARTITION BY RANGE (at);
+         CREATE TABLE p1 PARTITION OF p FOR VALUES FROM ('2020-01-01') TO ('2021-01-01');
+         CREATE TABLE p2 PARTITION OF p FOR VALUES FROM ('2021-01-01') TO ('2100-01-01'); INSERT INTO p VALUES (1, '2020-05-05');
+         CREATE TABLE t (id int, at timestamptz); CREATE TABLE child () INHERITS (t); INSERT INTO t VALUES (1, '2020-05-05');
+         INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 2000) i",
+    );
+    db.run("SELECT ttl_create_index('p', 'at', 60, partition_action => 'drop'), ttl_create_index('t', 'at', 60, filter => 'id > 0')");
+    for table in ["p", "t"] {
+        db.run(&format!("BEGIN; SELECT count(*) FROM ttl_preview('{table}'); SELECT count(*) FROM ttl_summary"));
+        assert_eq!(db.get("SELECT pg_current_xact_id_if_assigned()"), "", "{table}");
+        db.run("COMMIT");
+    }
+}
+
+#[test]
+fn a_preview_works_on_a_standby() {
+    let server = server(&["hot_standby=on"]);
+    let mut db = database(&server);
+    db.run("SELECT ttl_stop_worker(); CREATE TABLE p (id int, at timestamptz) PARTITION BY RANGE (at);
+            CREATE TABLE p1 PARTITION OF p FOR VALUES FROM ('2020-01-01') TO ('2021-01-01');
+            CREATE TABLE p2 PARTITION OF p FOR VALUES FROM ('2021-01-01') TO ('2100-01-01'); INSERT INTO p VALUES (1, '2020-05-05'), (2, '2022-05-05');
+            SELECT ttl_create_index('p', 'at', 60, partition_action => 'drop')");
+    let standby = server.start_standby();
+    let mut there = Session::connect(&standby, &db.name, "postgres");
+    assert_eq!(
+        there.get("SELECT relation, plan FROM ttl_preview('p') ORDER BY 1"),
+        "public.p1|drop partition\npublic.p2|rows by index"
+    );
+    assert_eq!(there.get("SELECT count(*) FROM ttl_summary"), "1");
+}
+
+#[test]
+fn sweeps_leave_as_many_statements_in_the_statistics_as_one() {
+    let server = Arc::new(Server::start(&["shared_preload_libraries=pg_stat_statements,pg_ttl_index"]));
+    let mut db = database(&server);
+    db.run("CREATE EXTENSION pg_stat_statements; CREATE TABLE t (id int, at timestamptz); SELECT ttl_stop_worker(), ttl_create_index('t', 'at', 60, 1000)");
+    let fill =
+        "INSERT INTO t SELECT i, '2020-01-01'::timestamptz + i * interval '1 second' FROM generate_series(1, 25000) i";
+    let mut counts = Vec::new();
+    for _ in 0..3 {
+        db.run(fill);
+        assert_eq!(db.get("SELECT ttl_runner('t')"), "25000");
+        db.run("SELECT count(*) FROM ttl_preview('t')");
+        counts.push(db.get("SELECT count(*) FROM pg_stat_statements"));
+    }
+    assert_eq!(counts[1], counts[2], "{}", db.get("SELECT left(query, 150) FROM pg_stat_statements ORDER BY 1"));
+    db.run("SET pg_stat_statements.track = 'all'");
+    counts.clear();
+    for _ in 0..3 {
+        db.run(fill);
+        assert_eq!(db.get("SELECT ttl_runner('t')"), "25000");
+        db.run("SELECT count(*) FROM ttl_preview('t')");
+        counts.push(db.get("SELECT count(*) FROM pg_stat_statements"));
+    }
+    assert_eq!(counts[1], counts[2], "{}", db.get("SELECT left(query, 150) FROM pg_stat_statements ORDER BY 1"));
 }

@@ -127,8 +127,12 @@ fn a_worker_that_has_nothing_to_do_yet_does_nothing() {
     db.run(EXPIRED);
     db.run("SELECT ttl_create_index('t', 'at', 60, run_every => interval '1 day')");
     db.wait_for("SELECT total_rows_deleted, rows_removed FROM ttl_summary, ttl_history", "1000|1000");
-    db.run("CREATE TABLE bad (at timestamptz, n int); INSERT INTO bad VALUES ('2020-01-01', 0)");
-    db.run("SELECT ttl_create_index('bad', 'at', 60, filter => '1 / n > 0', index_method => 'none', run_every => interval '1 day')");
+    db.run(
+        "CREATE TABLE bad (at timestamptz); INSERT INTO bad VALUES ('2020-01-01');
+         CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM FROM public.nowhere; RETURN OLD; END';
+         CREATE TRIGGER broken BEFORE DELETE ON bad FOR EACH ROW EXECUTE FUNCTION broken()",
+    );
+    db.run("SELECT ttl_create_index('bad', 'at', 60, run_every => interval '1 day')");
     db.wait_for("SELECT consecutive_failures >= 3 FROM ttl_summary WHERE table_name = 'bad'", "t");
     let pid = worker_pid(&mut db);
     db.run(&format!("SELECT pg_terminate_backend({pid})"));

@@ -1,0 +1,98 @@
+//! Rows that cannot be removed: where they are is remembered, so that sweeps leave them alone until they are due again.
+//!
+//! All that is remembered is the last of their values. Everything up to it was tried by a sweep that came to its end, so what is left
+//! there is blocked, or came late; both wait until they are due, and cost nothing meanwhile.
+
+use super::scan::{Care, Harvest};
+use super::{Sweep, Work, batch, harvest_size, in_sandbox};
+use crate::catalog::{Blocked, Catalog, Rule, Trigger};
+use crate::error::TtlError;
+use crate::pg::plan::{Places, Plan, Tid};
+use crate::pg::relation::tree;
+use crate::pg::transaction::Failure;
+use pgrx::PgSqlErrorCode;
+
+/// The value that a sweep by a worker begins behind, if it is to leave blocked rows alone. `None` if all are to be tried.
+pub fn known(catalog: &Catalog, rule: &Rule, trigger: Trigger) -> Result<Option<Blocked>, TtlError> {
+    let blocked = rule.blocked.as_ref().filter(|blocked| blocked.rests && trigger == Trigger::Worker);
+    let Some(blocked) = blocked else { return Ok(None) };
+    Ok((digest(catalog, rule)? == blocked.under).then(|| blocked.clone()))
+}
+
+/// What changes when something that may block rows does.
+fn digest(catalog: &Catalog, rule: &Rule) -> Result<Option<String>, TtlError> {
+    let relids = [Some(rule.relid), rule.archive].into_iter().flatten().flat_map(tree).collect();
+    catalog.digest_of_obstacles(rule, relids)
+}
+
+/// The value of what is remembered, if it is one of the type that the rule compares now.
+pub fn value(rule: &Rule, up_to: Option<&str>) -> Option<String> {
+    let (type_name, value) = up_to?.split_once(' ')?;
+    (type_name == rule.expiry.source().type_name()).then(|| value.to_owned())
+}
+
+impl Sweep {
+    /// Looks for the next rows. Where the filter or the expression fails on one, the search is made again in a way that finds it.
+    pub(super) fn harvest(&mut self) -> Result<Option<Harvest>, Failure> {
+        let care = if self.left.is_some() { Care::Blocks } else { Care::Rows };
+        let (rule, wanted, scope) = (&self.rule, harvest_size(&self.rule), self.scope);
+        let Some(Work { scan, leaf, .. }) = &mut self.work else { return Ok(None) };
+        let mut search = |care| {
+            scope.attempt(|| {
+                in_sandbox(rule, || {
+                    if !leaf.is_unchanged_for_reading() {
+                        return Ok(None);
+                    }
+                    scan.next(wanted, leaf, care).map(Some)
+                })
+            })
+        };
+        match search(Care::None) {
+            Err(failure)
+                if batch::is_about_rows(&failure) && failure.code != PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE =>
+            {
+                search(care)
+            }
+            found => found,
+        }
+    }
+
+    /// Counts rows that could not be removed, and takes down the last of their values.
+    pub(super) fn add_blocked(&mut self, tids: &[Tid], failure: Option<Failure>) -> Result<(), Failure> {
+        self.tally.blocked += tids.len() as i64;
+        self.tally.blocked_by = failure.or(self.tally.blocked_by.take());
+        let Some(work) = self.work.as_ref().filter(|_| !tids.is_empty()) else { return Ok(()) };
+        let (rule, statement) = (&self.rule, work.statements.last_value(self.blocked_up_to.as_deref()));
+        let last = self.scope.attempt(|| {
+            in_sandbox(rule, || {
+                // Statements name columns, which may have other names by now; the sweep is about to notice.
+                if !work.leaf.is_unchanged_for_reading() {
+                    return Ok(None);
+                }
+                Ok(Plan::for_rows(&statement).row(Places::These(tids)).into_iter().next().flatten())
+            })
+        });
+        match last {
+            Ok(last) => self.blocked_up_to = last.or(self.blocked_up_to.take()),
+            // That of one is the value that cannot be told.
+            Err(failure) if batch::is_about_rows(&failure) => {}
+            Err(failure) => return Err(failure),
+        }
+        Ok(())
+    }
+
+    /// Takes down where blocked rows are, and when all of them are worth another try. `is_news` says that there is more to write.
+    pub(super) fn remember_blocked(&self, is_news: bool) -> Result<(), TtlError> {
+        let (catalog, rule) = (&self.catalog, &self.rule);
+        let up_to = self.blocked_up_to.as_ref().map(|value| format!("{} {value}", rule.expiry.source().type_name()));
+        match &self.left {
+            Some(_) => up_to.map_or(Ok(()), |up_to| catalog.add_blocked(rule, &up_to)),
+            None if self.tally.blocked > 0 && (is_news || self.trigger == Trigger::Worker) => {
+                let blocked = Blocked { rests: true, up_to, under: digest(catalog, rule)? };
+                catalog.rest_blocked(rule, &blocked, self.tally.locked > 0)
+            }
+            None if self.tally.blocked == 0 && rule.blocked.is_some() => catalog.forget_blocked(rule),
+            None => Ok(()),
+        }
+    }
+}

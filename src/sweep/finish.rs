@@ -1,0 +1,106 @@
+//! The end of a sweep, and what is written of it.
+
+use super::sandbox::lock_timeout;
+use super::{Step, Sweep};
+use crate::catalog::{Catalog, Outcome, Trigger};
+use crate::error::TtlError;
+use crate::pg::transaction::{Failure, Scope};
+use crate::pg::{board, identity};
+use pgrx::datum::datetime_support::clock_timestamp;
+
+impl Sweep {
+    /// Writes down how the sweep ended, if there is anything to write.
+    pub fn finish(self, end: &Result<Step, Failure>) -> Result<(), Failure> {
+        board::report_end(self.rule.id);
+        let complete = *end == Ok(Step::Finished);
+        let skipped: Vec<_> =
+            self.leaves.skipped.iter().map(|(leaf, reason)| format!("{} {reason}", leaf.name)).collect();
+        let skipped = (!skipped.is_empty()).then(|| skipped.join("; "));
+        // What was in the way the last time and still is, is no news: an idle sweep writes nothing.
+        let left_blocked = self.left.is_some();
+        let same_blocked = if left_blocked {
+            self.tally.blocked == 0
+        } else {
+            self.tally.blocked == self.rule.blocked_rows
+                && self.tally.blocked_by.is_some() == self.rule.last_error.is_some()
+        };
+        let nothing_new =
+            same_blocked && self.tally.locked == self.rule.locked_rows && skipped == self.rule.skipped_parts;
+        let is_idle = self.tally.rows == 0 && self.tally.partitions == 0 && (nothing_new || !complete);
+        // In the order of expiry, what lies before a blocked row was tried, also if what lies behind was not.
+        let has_tried_before = complete || (self.is_ordered && *end == Ok(Step::Enough));
+        if has_tried_before && (self.tally.blocked > 0 || (!left_blocked && self.rule.blocked.is_some())) {
+            self.scope.attempt(|| with_patience(|| self.remember_blocked(!is_idle)))?;
+        }
+        if end.is_ok() && is_idle {
+            return Ok(());
+        }
+        self.scope.attempt(|| {
+            record(
+                &self.catalog,
+                &Outcome {
+                    rule_id: self.rule.id,
+                    version: self.rule.version,
+                    trigger: self.trigger,
+                    started_at: self.started_at,
+                    rows: self.tally.rows,
+                    partitions: self.tally.partitions,
+                    batches: self.tally.batches,
+                    blocked_rows: self.tally.blocked,
+                    left_blocked,
+                    adds_blocked: left_blocked && has_tried_before,
+                    locked_rows: self.tally.locked,
+                    wal_bytes: self.tally.wal_bytes,
+                    skipped,
+                    blocked_by: self.tally.blocked_by.as_ref(),
+                    failure: end.as_ref().err(),
+                    complete,
+                    through: complete || *end == Ok(Step::Enough),
+                },
+            )
+        })
+    }
+}
+
+/// Writes down that a rule could not even be loaded.
+pub fn record_failure(
+    catalog: &Catalog,
+    (rule_id, version): (i64, i64),
+    trigger: Trigger,
+    scope: Scope,
+    failure: &Failure,
+) -> Result<(), Failure> {
+    scope.attempt(|| {
+        record(
+            catalog,
+            &Outcome {
+                rule_id,
+                version,
+                trigger,
+                started_at: clock_timestamp(),
+                rows: 0,
+                partitions: 0,
+                batches: 0,
+                blocked_rows: 0,
+                left_blocked: false,
+                adds_blocked: false,
+                locked_rows: 0,
+                wal_bytes: 0,
+                skipped: None,
+                blocked_by: None,
+                failure: Some(failure),
+                complete: false,
+                through: false,
+            },
+        )
+    })
+}
+
+/// Waits for the rule's row no longer than for a table: somebody may hold it in a transaction that is left open.
+fn with_patience<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, TtlError> {
+    identity::with_settings(&[(c"lock_timeout", &lock_timeout())], work)
+}
+
+fn record(catalog: &Catalog, outcome: &Outcome<'_>) -> Result<(), TtlError> {
+    with_patience(|| catalog.record_outcome(outcome))
+}
