@@ -10,10 +10,11 @@ use crate::guc;
 use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Held, Lock};
 use crate::pg::transaction::{Failure, Scope};
-use crate::pg::{spi, statement};
+use crate::pg::{process, spi, statement};
 use crate::rule::PartitionAction;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
+use std::time::Duration;
 
 /// A partition that cannot hold a row beyond the cutoff, with everything below it.
 pub struct Part {
@@ -24,6 +25,10 @@ pub struct Part {
     /// The relations in it that have rows.
     pub leaves: Vec<Leaf>,
 }
+
+/// How often, and after how long, a worker looks again whether somebody is still in a partition. Nobody waits behind it meanwhile.
+const SHORT_WAITS: usize = 5;
+const SHORT_WAIT: Duration = Duration::from_millis(20);
 
 /// What became of a part.
 pub enum Removal {
@@ -52,14 +57,15 @@ impl Part {
     /// Drops or detaches the partition. `cutoff` is that of the sweep.
     pub fn remove(self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Removal, Failure> {
         let is_drop = rule.options.partition_action == PartitionAction::Drop;
-        // Detaching concurrently has transactions of its own, which only a worker can have.
-        let removed = if !is_drop && scope == Scope::Transaction && statement::can_run_alone() {
-            self.detach(rule, catalog, cutoff)
-        } else if is_in_use(self.relid, scope)? {
-            Ok(Decision::InUse)
-        } else {
-            scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff))
-        };
+        let mut removed = self.try_remove(rule, catalog, scope, cutoff);
+        // Who looks at the table now and then, at its summary say, is not in the way for long.
+        for _ in 0..SHORT_WAITS {
+            if scope != Scope::Transaction || !matches!(removed, Ok(Decision::InUse)) {
+                break;
+            }
+            process::idle(SHORT_WAIT);
+            removed = self.try_remove(rule, catalog, scope, cutoff);
+        }
         match removed {
             Ok(Decision::Go) => Ok(Removal::Done),
             Ok(Decision::ByRows) => Ok(Removal::ByRows(self)),
@@ -70,6 +76,18 @@ impl Part {
                 Ok(Removal::Refused(self, failure))
             }
             Err(failure) => Err(failure),
+        }
+    }
+
+    fn try_remove(&self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Decision, Failure> {
+        let is_drop = rule.options.partition_action == PartitionAction::Drop;
+        // Detaching concurrently has transactions of its own, which only a worker can have.
+        if !is_drop && scope == Scope::Transaction && statement::can_run_alone() {
+            self.detach(rule, catalog, cutoff)
+        } else if is_in_use(self.relid, scope)? {
+            Ok(Decision::InUse)
+        } else {
+            scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff))
         }
     }
 
