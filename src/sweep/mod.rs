@@ -33,6 +33,7 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::datum::datetime_support::clock_timestamp;
 pub use sandbox::is_under_way_in;
 use sandbox::{UnderWay, in_sandbox, lock_timeout};
+pub use scan::FEW_BLOCKS;
 use scan::Scan;
 use statement::Statements;
 use std::collections::VecDeque;

@@ -55,11 +55,6 @@ impl Scan {
         Ok(Self { statements, position, is_estimated: false })
     }
 
-    /// Whether there is an index to go by.
-    pub fn is_ordered(&self) -> bool {
-        matches!(self.position, Position::Ordered { .. })
-    }
-
     /// Whether it would read so much that an index which is on its way is worth waiting for.
     pub fn is_long(&self) -> bool {
         matches!(self.position, Position::Blocks { end, .. } if end > FEW_BLOCKS)

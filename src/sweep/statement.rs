@@ -172,16 +172,6 @@ impl Statements {
         format!("{MARK}SELECT count(*), {unreadable} FROM ONLY {leaf} AS leaf {sample}")
     }
 
-    /// The earliest value that is to go.
-    pub fn earliest(&self) -> String {
-        let Self { leaf, compared, source, .. } = self;
-        let mut conditions = self.conditions.join(" AND ");
-        if source.has_infinities() {
-            conditions += &format!(" AND {compared} > '-infinity'::{}", source.type_name());
-        }
-        format!("SELECT {compared} FROM ONLY {leaf} WHERE {conditions} ORDER BY {compared} LIMIT 1")
-    }
-
     /// Removes what is at the places given, if it has expired still, but for rows that others have locked.
     ///
     /// The row is looked at twice: when it is locked, and when it is changed. If somebody updated it since it was found,

@@ -12,6 +12,7 @@ mod following;
 mod hidden;
 mod hook;
 mod index;
+mod many_rules;
 mod names;
 mod obstacles;
 mod options;
