@@ -56,7 +56,8 @@ impl Catalog {
     pub fn probes(&self) -> Result<Vec<Probe>, TtlError> {
         let visible: HashSet<i64> = self.visible_rules()?.into_iter().collect();
         let sql = format!(
-            "SELECT t.id, b.probe_relid, t.unit, t.expire_after, t.time_zone
+            "SELECT t.id, CASE WHEN EXISTS (SELECT FROM pg_index i WHERE i.indexrelid = b.probe_relid) THEN b.probe_relid
+                               ELSE {schema}.ttl_index_oid(b.relid, NULL, t.index_name) END, t.unit, t.expire_after, t.time_zone
              FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              WHERE b.probe_relid = b.index_relid AND b.types <> '{{}}'",
             schema = self.schema

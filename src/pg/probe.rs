@@ -80,7 +80,7 @@ unsafe fn read(
             return Some(None);
         }
         let form = &*(*index).rd_index;
-        let is_btree = (*(*index).rd_rel).relam == Oid::from(pg_sys::BTREE_AM_OID);
+        let is_btree = (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID;
         if !is_btree || !form.indisvalid || !form.indisready || !form.indislive || !is_usable_at_once(index) {
             return None;
         }
