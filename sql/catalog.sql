@@ -87,6 +87,9 @@ CREATE TABLE ttl_index_table (
     CHECK (index_name IS NOT NULL OR NOT index_created_by_extension)
 );
 
+-- What hides is asked for by every session, whenever a rule has changed.
+CREATE INDEX ON ttl_index_table (id) WHERE hide_expired;
+
 -- The objects that a rule's names stand for in this database. A rule follows its table because these do not change
 -- when names do. They mean nothing in another database, so they are not dumped: restoring a rule binds it anew.
 CREATE TABLE ttl_binding (
@@ -99,6 +102,8 @@ CREATE TABLE ttl_binding (
     index_relid        oid,
     archive_relid      oid,
     hook               oid,
+    -- The index, if it has exactly the rule's rows: then its first entry tells how late the rule is.
+    probe_relid        oid,
     -- What column_types names: identifiers of types, in the same order.
     types              oid[] NOT NULL DEFAULT '{}',
     -- What filter and expression mean: their analyzed form, as the major version of PostgreSQL that is given writes it, the

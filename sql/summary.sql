@@ -1,4 +1,4 @@
--- What users look at. The function runs as its caller, so row-level security on the catalog decides what it shows.
+-- What users look at. Bodies of functions are bound to what they name, so that the schema can be renamed. It runs as its caller, so row-level security on the catalog decides what it shows.
 CREATE FUNCTION ttl_summary() RETURNS TABLE (
     schema_name text,
     table_name text,
@@ -43,10 +43,10 @@ CREATE FUNCTION ttl_summary() RETURNS TABLE (
     max_rows_per_run bigint,
     total_partitions_removed bigint
 )
-    STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
-AS $$
+    STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp SET jit = off
+BEGIN ATOMIC
     SELECT t.schema_name, t.table_name, t.column_name, t.expire_after_seconds,
-           coalesce(t.batch_size, @extschema@.ttl_default_batch_size()), t.active,
+           coalesce(t.batch_size, (SELECT @extschema@.ttl_default_batch_size())), t.active,
            t.last_run, now() - t.last_run, t.rows_deleted_last_run, t.total_rows_deleted,
            t.index_name, t.soft_delete_column,
            CASE WHEN t.soft_delete_column IS NOT NULL THEN 'soft_delete'
@@ -62,25 +62,27 @@ AS $$
                 ELSE 'active'
            END,
            CASE WHEN t.active
-                THEN greatest(@extschema@.ttl_next_pass(), t.retry_at,
+                THEN greatest((SELECT @extschema@.ttl_next_pass()), t.retry_at,
                               CASE WHEN t.run_every IS NOT NULL
                                    THEN coalesce(@extschema@.ttl_next_due(t.id), t.swept_at + t.run_every) END,
                               CASE WHEN NOT run_window.is_open THEN run_window.until END)
            END,
            coalesce(t.last_error_code || ': ' || t.last_error, t.index_error), t.last_error_at,
            greatest(t.consecutive_failures, t.index_failures), t.last_duration,
-           t.blocked_rows, @extschema@.ttl_lag(t.id), t.locked_rows, t.skipped_parts,
+           t.blocked_rows, late.lag, t.locked_rows, t.skipped_parts,
            t.expire_after, t.filter, t.time_zone, t.index_method, t.unit, t.hide_expired,
            CASE WHEN NOT t.active THEN NULL
                 WHEN resting.hold IS NOT NULL THEN resting.hold
                 WHEN sweep.hold IS NOT NULL THEN sweep.hold
                 WHEN NOT run_window.is_open THEN 'run_window'
                 WHEN @extschema@.ttl_waits_for_process(t.id) THEN 'max_worker_processes'
-                WHEN t.concurrently AND index.state IN ('pending', 'building', 'invalid') AND index.is_large THEN 'concurrently'
+                WHEN t.concurrently AND index.state IN ('pending', 'building', 'invalid') AND @extschema@.ttl_is_large(index.relid)
+                THEN 'concurrently'
            END,
            index.state, t.concurrently, t.purge_after, t.archive_to, t.on_expire, t.notify_channel, t.partition_action,
            t.run_every, t.run_window, t.max_rows_per_second, t.max_rows_per_run, t.total_partitions_removed
     FROM @extschema@.ttl_index_table t
+    LEFT JOIN @extschema@.ttl_lags() AS late ON late.rule_id = t.id
     LEFT JOIN @extschema@.ttl_holds() AS resting ON resting.rule_id = t.id
     LEFT JOIN (SELECT rule_id, max(hold) AS hold FROM @extschema@.ttl_progress_slots() GROUP BY rule_id) AS sweep
            ON sweep.rule_id = t.id
@@ -92,20 +94,23 @@ AS $$
                     WHEN t.concurrently AND t.index_error IS NULL THEN 'building'
                     ELSE 'invalid'
                END AS state,
-               -- What a worker reads block by block meanwhile is no larger than that.
-               EXISTS (SELECT FROM (SELECT b.relid UNION SELECT p.relid FROM pg_partition_tree(b.relid) AS p) AS part (relid)
-                       WHERE pg_relation_size(part.relid) > 16384 * 8192::bigint) AS is_large
+               b.relid
         FROM @extschema@.ttl_binding b
-        LEFT JOIN pg_index i ON i.indexrelid = @extschema@.ttl_index_oid(b.relid, b.index_relid, t.index_name)
+        LEFT JOIN pg_index i ON i.indexrelid = CASE
+            WHEN EXISTS (SELECT FROM pg_index k WHERE k.indexrelid = b.index_relid AND k.indrelid = b.relid) THEN b.index_relid
+            ELSE @extschema@.ttl_index_oid(b.relid, b.index_relid, t.index_name) END
         WHERE b.rule_id = t.id) AS index ON true
     ORDER BY t.schema_name, t.table_name, t.column_name
-$$;
+    ;
+END;
 
 CREATE VIEW ttl_summary AS SELECT * FROM ttl_summary();
 
 -- As its caller, too: row-level security on the log decides.
 CREATE FUNCTION ttl_history() RETURNS SETOF ttl_history_log
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
-AS 'SELECT * FROM @extschema@.ttl_history_log ORDER BY id';
+BEGIN ATOMIC
+    SELECT * FROM @extschema@.ttl_history_log ORDER BY id;
+END;
 
 CREATE VIEW ttl_history AS SELECT *, finished_at - started_at AS duration FROM ttl_history();

@@ -10,13 +10,14 @@ CREATE FUNCTION ttl_worker_status() RETURNS TABLE (
     activity text
 )
     STABLE LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+BEGIN ATOMIC
     SELECT a.pid, a.application_name, a.state, a.backend_start, a.state_change, a.query_start, a.datname::text,
            CASE WHEN pg_has_role(session_user, 'pg_read_all_stats', 'USAGE') THEN a.query END
     FROM pg_stat_activity a
     WHERE a.backend_type = 'pg_ttl_index worker'
     ORDER BY a.backend_start
-$$;
+    ;
+END;
 
 -- Runs as its caller: shows the sweeps of rules that the caller may see.
 CREATE FUNCTION ttl_progress() RETURNS TABLE (
@@ -34,13 +35,14 @@ CREATE FUNCTION ttl_progress() RETURNS TABLE (
     hold text
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
-AS $$
+BEGIN ATOMIC
     SELECT s.pid, t.schema_name, t.table_name, t.column_name,
            CASE WHEN s.is_building THEN 'building' WHEN s.hold IS NOT NULL THEN 'waiting' WHEN s.batches = 0 THEN 'looking' ELSE 'removing' END,
            s.rows_removed, s.estimated_rows, s.batches,
            s.rows_removed / nullif(extract(epoch FROM clock_timestamp() - s.started_at), 0)::double precision,
            s.started_at, s.relid::regclass, s.hold
     FROM @extschema@.ttl_progress_slots() s JOIN @extschema@.ttl_index_table t ON t.id = s.rule_id
-$$;
+    ;
+END;
 
 CREATE VIEW ttl_progress AS SELECT * FROM ttl_progress();

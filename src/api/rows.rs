@@ -2,13 +2,13 @@
 
 use crate::error::TtlError;
 use crate::pg::access::refuse_if_read_only;
-use crate::pg::names::Regclass;
+use crate::pg::names::{JsonText, Regclass};
 use crate::pg::trigger;
 use crate::registry;
 use crate::row::{self, Key, Mode, Row};
 use crate::rule::Invalid;
 use crate::visibility;
-use pgrx::datum::{Interval, JsonB, TimestampWithTimeZone};
+use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
@@ -25,7 +25,7 @@ fn ttl_get_text(
 #[pg_extern(name = "ttl_get")]
 fn ttl_get_json(
     table_name: Option<Regclass>,
-    key: Option<JsonB>,
+    key: Option<JsonText>,
     column_name: default!(Option<&str>, "NULL"),
 ) -> Result<f64, ErrorReport> {
     Ok(row::get(&by_json(table_name, key, column_name)?)?)
@@ -46,7 +46,7 @@ fn ttl_set_text(
 #[pg_extern(name = "ttl_set")]
 fn ttl_set_json(
     table_name: Option<Regclass>,
-    key: Option<JsonB>,
+    key: Option<JsonText>,
     ttl: Option<Interval>,
     column_name: default!(Option<&str>, "NULL"),
     mode: default!(Option<&str>, "'always'"),
@@ -69,7 +69,7 @@ fn ttl_expire_at_text(
 #[pg_extern(name = "ttl_expire_at")]
 fn ttl_expire_at_json(
     table_name: Option<Regclass>,
-    key: Option<JsonB>,
+    key: Option<JsonText>,
     expires_at: Option<TimestampWithTimeZone>,
     column_name: default!(Option<&str>, "NULL"),
     mode: default!(Option<&str>, "'always'"),
@@ -91,7 +91,7 @@ fn ttl_touch_text(
 #[pg_extern(name = "ttl_touch")]
 fn ttl_touch_json(
     table_name: Option<Regclass>,
-    key: Option<JsonB>,
+    key: Option<JsonText>,
     column_name: default!(Option<&str>, "NULL"),
 ) -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_touch()");
@@ -112,7 +112,7 @@ fn ttl_persist_text(
 #[pg_extern(name = "ttl_persist")]
 fn ttl_persist_json(
     table_name: Option<Regclass>,
-    key: Option<JsonB>,
+    key: Option<JsonText>,
     column_name: default!(Option<&str>, "NULL"),
 ) -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_persist()");
@@ -196,8 +196,8 @@ fn by_text<'a>(
     by_key(table_name, key.map(Key::Text), column)
 }
 
-fn by_json(table_name: Option<Regclass>, key: Option<JsonB>, column: Option<&str>) -> Result<Row<'_>, TtlError> {
-    by_key(table_name, key.map(|key| Key::Json(key.0)), column)
+fn by_json(table_name: Option<Regclass>, key: Option<JsonText>, column: Option<&str>) -> Result<Row<'_>, TtlError> {
+    by_key(table_name, key.map(|key| Key::of_json(&key.0)), column)
 }
 
 fn by_key<'a>(

@@ -4,9 +4,9 @@ use crate::catalog::Catalog;
 use crate::pg::access::refuse_if_read_only;
 use crate::pg::board::{For, Hold};
 use crate::pg::transaction::subtransaction;
-use crate::pg::{board, memo, process};
+use crate::pg::{board, memo, process, relation};
 use crate::rule::Window;
-use crate::sweep::lag;
+use crate::sweep::{self, lag};
 use crate::worker;
 use crate::worker::schedule;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
@@ -99,11 +99,17 @@ pub fn ttl_progress_slots() -> Result<
     Ok(TableIterator::new(rows))
 }
 
-/// How late the sweeping of a rule is, for a caller who may see it. What cannot be told is NULL.
+/// How late the sweeping of rules is that the caller may see, as far as their indexes tell.
 #[pg_extern(stable)]
-pub fn ttl_lag(rule_id: i64) -> Result<Option<Interval>, ErrorReport> {
-    let Some(rule) = Catalog::open()?.visible_rule(rule_id)? else { return Ok(None) };
-    Ok(subtransaction(|| lag::of(&rule)).unwrap_or_default())
+pub fn ttl_lags() -> Result<TableIterator<'static, (name!(rule_id, i64), name!(lag, Interval))>, ErrorReport> {
+    Ok(TableIterator::new(lag::of_visible_rules(&Catalog::open()?)?))
+}
+
+/// Whether a table, or a part of it, is so large that a worker does not read it through while its index is being made.
+#[pg_extern(stable)]
+pub fn ttl_is_large(relid: Oid) -> bool {
+    let is_large = |part: Oid| relation::blocks_at_once(part).is_some_and(|blocks| blocks > sweep::FEW_BLOCKS);
+    relation::tree(relid).into_iter().any(is_large)
 }
 
 /// How a run window stands at an instant, and until when; nothing for what is no window.

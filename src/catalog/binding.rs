@@ -158,7 +158,12 @@ impl Catalog {
             Ok::<_, TtlError>(())
         })?;
         self.know_uses(id)?;
-        self.count_guards(id, rule.relid)
+        self.count_guards(id, rule.relid)?;
+        match how {
+            Binding::Registered => self.know_probe(id),
+            // Its index is still to come.
+            Binding::Restored => Ok(()),
+        }
     }
 
     /// Adds to the objects that a rule uses by its expressions those that it uses by name, and all their schemas.

@@ -5,6 +5,7 @@ use super::binding::Binding;
 use crate::error::TtlError;
 use crate::pg::{board, memo, process, spi};
 use pgrx::prelude::*;
+use std::collections::HashSet;
 
 /// What a row that was written into the catalog says of its place.
 struct Written {
@@ -149,7 +150,7 @@ impl Catalog {
         )
     }
 
-    /// The rules that rest, and why.
+    /// The rules that rest, and why, of those that the current role may see.
     pub fn holds(&self) -> Result<Vec<(i64, String)>, TtlError> {
         let sql = format!(
             "SELECT * FROM (SELECT t.id, {hold} AS hold
@@ -159,9 +160,20 @@ impl Catalog {
             hold = self.hold(),
             schema = self.schema
         );
-        self.with_rights(|| {
+        let mut held: Vec<(i64, String)> = self.with_rights(|| {
             spi::read(&sql, &[], |row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default())))
-        })
+        })?;
+        if !held.is_empty() {
+            let visible: HashSet<i64> = self.visible_rules()?.into_iter().collect();
+            held.retain(|(id, _)| visible.contains(id));
+        }
+        Ok(held)
+    }
+
+    /// Whether a change of type has put a rule in doubt.
+    pub fn is_in_doubt(&self, id: i64) -> Result<bool, TtlError> {
+        let sql = format!("SELECT types = '{{}}' FROM {}.ttl_binding WHERE rule_id = $1", self.schema);
+        Ok(self.with_rights(|| spi::query(&sql, &[id.into()], |row| row.get(1)))? == [Some(true)])
     }
 
     /// Has restored rules that rest, one or all, do so no longer; tells how many there were. What is there now is what their

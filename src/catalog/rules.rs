@@ -155,9 +155,9 @@ impl Catalog {
         self.with_rights(|| {
             spi::execute(&rename, &[rule.id.into(), rule.version.into(), name.into(), is_ours.into()])?;
             spi::execute(&forgive, &[rule.id.into()])?;
-            spi::execute(&bind, &[rule.id.into()])?;
-            Ok(())
-        })
+            spi::execute(&bind, &[rule.id.into()])
+        })?;
+        self.know_probe(rule.id)
     }
 
     pub fn remove(&self, id: i64) -> Result<(), TtlError> {

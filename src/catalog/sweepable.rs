@@ -205,12 +205,11 @@ impl Catalog {
         self.with_rights(|| spi::read(&sql, &[id.into()], |row| Ok(row.get(1)?.unwrap_or_default())))
     }
 
-    /// A rule that the current role may see, active or not.
-    pub fn visible_rule(&self, id: i64) -> Result<Option<Rule>, TtlError> {
-        if !self.visible_rules()?.contains(&id) {
-            return Ok(None);
-        }
-        self.rule_with_id(id)
+    /// The same, as this transaction has just written it.
+    pub(super) fn rule_now(&self, id: i64) -> Result<Option<Rule>, TtlError> {
+        let found =
+            self.with_rights(|| spi::query(&self.select("t.id = $1"), &[id.into()], |row| self.loaded(&row)))?;
+        Ok(found.into_iter().find_map(Result::ok))
     }
 
     /// The rules that the current role may see: row-level security decides.

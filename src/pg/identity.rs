@@ -90,11 +90,15 @@ pub fn with_pinned_names<R>(work: impl FnOnce() -> R) -> R {
 /// Runs `work`, in which values are read and printed in the same way in every session.
 pub fn with_pinned_values<R>(work: impl FnOnce() -> R) -> R {
     let configured = AS_CONFIGURED.map(|name| {
-        // SAFETY: settings that always exist; the value is copied, because setting it may free it.
-        (name, unsafe { CStr::from_ptr(pg_sys::GetConfigOptionResetString(name.as_ptr())) }.to_owned())
+        // SAFETY: a setting that always exists; the value is copied, because setting it may free it.
+        let value = unsafe {
+            let value = pg_sys::GetConfigOptionResetString(name.as_ptr());
+            (!value.is_null()).then(|| CStr::from_ptr(value).to_owned())
+        };
+        (name, value)
     });
     with_settings(&VALUES, || {
-        configured.iter().for_each(|(name, value)| set(name, value));
+        configured.iter().for_each(|(name, value)| value.iter().for_each(|value| set(name, value)));
         work()
     })
 }

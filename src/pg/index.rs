@@ -104,6 +104,33 @@ fn name_with(table: &str, name: &str, number: Option<u32>) -> String {
     }
 }
 
+/// Whether a btree index has exactly the rows that a rule goes by, and is on what it goes by.
+pub fn tells(index: pg_sys::Oid, wanted: &Wanted<'_>) -> Result<bool, TtlError> {
+    let relation = Relation::open(wanted.relid);
+    let key = analyze(&relation, wanted.key, Purpose::Value)?;
+    let condition = wanted.condition.map_or(Ok(ptr::null_mut()), |text| clauses(&relation, text))?;
+    // SAFETY: as in `serving`.
+    unsafe {
+        let index = Index::open(index);
+        let predicate = pg_sys::RelationGetIndexPredicate(index.0);
+        Ok(index.is_on(wanted, key)
+            && pg_sys::predicate_implied_by(condition, predicate, false)
+            && pg_sys::predicate_implied_by(predicate, condition, false))
+    }
+}
+
+/// An index that was built over rows updated before its time serves only transactions that began after it.
+pub(super) fn is_usable_at_once(index: pg_sys::Relation) -> bool {
+    // SAFETY: an open index has its catalog tuple.
+    unsafe {
+        let header = &*(*(*index).rd_indextuple).t_data;
+        let frozen = pg_sys::HEAP_XMIN_FROZEN as u16;
+        !(*(*index).rd_index).indcheckxmin
+            || header.t_infomask & frozen == frozen
+            || pg_sys::TransactionIdPrecedes(header.t_choice.t_heap.t_xmin, pg_sys::TransactionXmin)
+    }
+}
+
 struct Index(pg_sys::Relation);
 
 impl Index {
@@ -123,7 +150,7 @@ impl Index {
             form.indisvalid
                 && form.indisready
                 && form.indislive
-                && (!wanted.at_once || self.is_usable_at_once())
+                && (!wanted.at_once || is_usable_at_once(self.0))
                 && self.is_on(wanted, key)
         }
     }
@@ -161,18 +188,6 @@ impl Index {
             let key = pg_sys::eval_const_expressions(ptr::null_mut(), key);
             let expressions = elements(pg_sys::RelationGetIndexExpressions(self.0));
             first == 0 && expressions.first().is_some_and(|indexed| pg_sys::equal(indexed.ptr_value, key.cast()))
-        }
-    }
-
-    /// An index that was built over rows updated before its time serves only transactions that began after it.
-    fn is_usable_at_once(&self) -> bool {
-        // SAFETY: an open index has its catalog tuple.
-        unsafe {
-            let header = &*(*(*self.0).rd_indextuple).t_data;
-            let frozen = pg_sys::HEAP_XMIN_FROZEN as u16;
-            !(*(*self.0).rd_index).indcheckxmin
-                || header.t_infomask & frozen == frozen
-                || pg_sys::TransactionIdPrecedes(header.t_choice.t_heap.t_xmin, pg_sys::TransactionXmin)
         }
     }
 }

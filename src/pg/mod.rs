@@ -17,6 +17,7 @@ pub mod memo;
 pub mod names;
 pub mod plan;
 pub mod planner;
+pub mod probe;
 pub mod procedure;
 pub mod process;
 mod reference;

@@ -277,6 +277,7 @@ pub trait Scalar: FromDatum + IntoDatum {}
 impl Scalar for bool {}
 impl Scalar for i32 {}
 impl Scalar for f64 {}
+impl Scalar for pgrx::datum::Interval {}
 impl Scalar for Vec<i64> {}
 
 impl Drop for Plan {

@@ -91,6 +91,27 @@ pub fn tree(relid: pg_sys::Oid) -> Vec<pg_sys::Oid> {
     }
 }
 
+/// How many blocks the heap of a relation has, if that can be told without waiting for a lock.
+pub fn blocks_at_once(relid: pg_sys::Oid) -> Option<u32> {
+    // SAFETY: opened with the lock that reading takes, if that is free, and closed again.
+    unsafe {
+        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        if !pg_sys::ConditionalLockRelationOid(relid, lock) {
+            return None;
+        }
+        let relation = pg_sys::try_relation_open(relid, pg_sys::NoLock as pg_sys::LOCKMODE);
+        if relation.is_null() {
+            pg_sys::UnlockRelationOid(relid, lock);
+            return None;
+        }
+        let has_heap = (*(*relation).rd_rel).relkind == pg_sys::RELKIND_RELATION as std::ffi::c_char;
+        let blocks =
+            has_heap.then(|| pg_sys::RelationGetNumberOfBlocksInFork(relation, pg_sys::ForkNumber::MAIN_FORKNUM));
+        pg_sys::relation_close(relation, lock);
+        blocks
+    }
+}
+
 /// # Safety
 /// `relation` is open.
 unsafe fn has_delete_triggers(relation: pg_sys::Relation) -> bool {

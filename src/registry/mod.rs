@@ -52,7 +52,14 @@ pub fn alter(relid: Oid, column: &str, given: Given, reset: &[String]) -> Result
     let given = check_given_filter(relid, given)?;
     let options = stored.options.clone().alter(&given, reset)?;
     refuse_purge(Some(&stored), &subject)?;
-    save(&table, &subject, &options, Some(&stored), author, None)
+    let was_in_doubt = Catalog::open()?.is_in_doubt(stored.id)?;
+    save(&table, &subject, &options, Some(&stored), author, None)?;
+    if was_in_doubt {
+        let unit = options.unit.map_or_else(String::new, |unit| format!(", in unit {unit}"));
+        let (column, zone) = (&subject.name, &options.time_zone);
+        notice!("TTL rule on column \"{column}\": values are read as {}, in time zone {zone}{unit}", subject.data_type);
+    }
+    Ok(())
 }
 
 /// Removes the rule, and the index if the extension made it.

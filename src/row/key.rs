@@ -24,6 +24,11 @@ pub struct KeyColumn {
 }
 
 impl Key<'_> {
+    /// The key that a JSON text is. What cannot be read is no object, and so no key.
+    pub fn of_json(text: &str) -> Self {
+        Self::Json(serde_json::from_str(text).unwrap_or_default())
+    }
+
     /// The text of each column, in the order of the key.
     pub fn texts(&self, table: &str, columns: &[KeyColumn]) -> Result<Vec<String>, TtlError> {
         let texts = match (self, columns) {

@@ -171,11 +171,6 @@ impl Source {
         }
     }
 
-    /// Whether there are values before all instants and behind all of them.
-    pub fn has_infinities(self) -> bool {
-        matches!(self, Self::TimestampTz | Self::Timestamp | Self::Date)
-    }
-
     /// The largest value that has expired, given the cutoff as `instant` and as `local` time.
     pub fn bound(self, instant: &str, local: &str) -> String {
         let epoch = format!("extract(epoch FROM {instant})");

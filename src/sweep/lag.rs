@@ -1,38 +1,104 @@
-//! How late the sweeping of a rule is.
+//! How late the sweeping of a rule is, told from the first entries of its index. Nothing of users runs for it: whoever looks
+//! lends nobody his rights or his time.
 
-use super::batch::is_about_rows;
-use super::scan::Scan;
-use super::statement::Statements;
-use super::{cutoff, in_sandbox, leaf};
-use crate::catalog::Rule;
+use crate::catalog::{Catalog, Probe};
 use crate::error::TtlError;
-use crate::pg::planner::MARK;
-use crate::pg::spi;
+use crate::pg::access;
+use crate::pg::plan::Plan;
+use crate::pg::probe::{self, Value};
 use crate::pg::transaction::subtransaction;
-use pgrx::datum::Interval;
+use crate::rule::{Unit, instant};
+use pgrx::datum::{DatumWithOid, Interval, Timestamp, TimestampWithTimeZone};
+use pgrx::pg_sys;
 
-/// How long ago the oldest expired row that is still there expired. `None` if there is none, or no index to tell.
-pub fn of(rule: &Rule) -> Result<Option<Interval>, TtlError> {
-    in_sandbox(rule, || {
-        let cutoff = cutoff::of(rule)?;
-        let mut queries = Vec::new();
-        for leaf in leaf::find(rule, &cutoff.literal, false)?.sweepable {
-            let Some(leaf) = leaf.observe(rule)? else { continue };
-            let statements = Statements::new(rule, &cutoff.literal, &leaf.name);
-            if Scan::begin(rule, &leaf, statements.clone())?.is_ordered() {
-                queries.push(format!("({})", statements.earliest()));
+const MICROS_PER_DAY: i64 = 86_400_000_000;
+
+/// How long ago the oldest expired row expired that is still there, of the rules that the current role may see: by the rule's
+/// number. A rule of which that cannot be told at once is not among them, nor one without such a row.
+pub fn of_visible_rules(catalog: &Catalog) -> Result<Vec<(i64, Interval)>, TtlError> {
+    let mut calendars = Calendars::default();
+    let mut lags = Vec::new();
+    for rule in catalog.probes()? {
+        lags.extend(of(&rule, &mut calendars).map(|lag| (rule.id, lag)));
+    }
+    Ok(lags)
+}
+
+fn of(rule: &Probe, calendars: &mut Calendars) -> Option<Interval> {
+    let values = probe::first_values(rule.index, |value| instant_of(value, rule.unit.as_deref()).is_some())?;
+    let oldest =
+        values.iter().filter_map(|value| instant_of(value, rule.unit.as_deref())).min_by_key(Oldest::micros)?;
+    let (months, days, micros) = (rule.ttl.months(), rule.ttl.days(), rule.ttl.micros());
+    match oldest {
+        Oldest::Instant(oldest) if months == 0 && days == 0 => {
+            let late = access::unix_micros().checked_sub(micros)?.checked_sub(oldest).filter(|late| *late >= 0)?;
+            Interval::new(0, i32::try_from(late / MICROS_PER_DAY).ok()?, late % MICROS_PER_DAY).ok()
+        }
+        // A time zone may not be known any more.
+        _ => subtransaction(|| Ok(calendars.lag(rule, oldest))).ok().flatten(),
+    }
+}
+
+/// An instant, in microseconds since 1970, or a local time.
+#[derive(Clone, Copy)]
+enum Oldest {
+    Instant(i64),
+    Local(i64),
+}
+
+impl Oldest {
+    fn micros(&self) -> i64 {
+        match self {
+            Self::Instant(micros) | Self::Local(micros) => *micros,
+        }
+    }
+}
+
+/// What a value says, if a row can expire by it.
+fn instant_of(value: &Value, unit: Option<&str>) -> Option<Oldest> {
+    let finite =
+        |micros: i64| micros.checked_add(instant::POSTGRES_EPOCH).filter(|_| micros != i64::MAX && micros != i64::MIN);
+    match value {
+        Value::Instant(micros) => finite(*micros).map(Oldest::Instant),
+        Value::Local(micros) => finite(*micros).map(Oldest::Local),
+        Value::Number(digits) => instant::of_unix(digits, Unit::parse(unit?)?).map(Oldest::Instant),
+        Value::Uuid(uuid) if unit == Some("ulid") => instant::of_ulid(uuid).map(Oldest::Instant),
+        Value::Uuid(uuid) => instant::of_uuid_v7(uuid).map(Oldest::Instant),
+    }
+}
+
+/// Statements for what needs a time zone, planned when they are first needed.
+#[derive(Default)]
+struct Calendars {
+    of_instant: Option<Plan>,
+    of_local: Option<Plan>,
+}
+
+impl Calendars {
+    fn lag(&mut self, rule: &Probe, oldest: Oldest) -> Option<Interval> {
+        let (plan, oldest): (_, DatumWithOid<'_>) = match oldest {
+            Oldest::Instant(micros) => {
+                let instant = TimestampWithTimeZone::try_from(micros - instant::POSTGRES_EPOCH).ok()?;
+                (self.of_instant.get_or_insert_with(|| plan("$4", pg_sys::TIMESTAMPTZOID)), instant.into())
             }
-        }
-        if queries.is_empty() {
-            return Ok(None);
-        }
-        let earliest = rule.expiry.instant_of(&format!("least({})", queries.join(", ")));
-        let sql = format!("{MARK}SELECT $1 - {earliest}");
-        // The filter may fail on a row: the sweep deals with that.
-        match subtransaction(|| spi::read(&sql, &[cutoff.instant.into()], |row| row.get(1))) {
-            Ok(lag) => Ok(lag.into_iter().next().flatten()),
-            Err(failure) if is_about_rows(&failure) => Ok(None),
-            Err(failure) => failure.raise(),
-        }
-    })
+            Oldest::Local(micros) => {
+                let local = Timestamp::try_from(micros - instant::POSTGRES_EPOCH).ok()?;
+                let in_zone = "pg_catalog.timezone($1, $4)";
+                (self.of_local.get_or_insert_with(|| plan(in_zone, pg_sys::TIMESTAMPOID)), local.into())
+            }
+        };
+        let calendar = Interval::new(rule.ttl.months(), rule.ttl.days(), 0).ok()?;
+        let clock = Interval::new(0, 0, rule.ttl.micros()).ok()?;
+        plan.call::<Interval>(&[rule.time_zone.as_str().into(), calendar.into(), clock.into(), oldest]).1
+    }
+}
+
+fn plan(oldest: &str, type_oid: pg_sys::Oid) -> Plan {
+    let sql = format!(
+        "SELECT CASE WHEN oldest OPERATOR(pg_catalog.<=) cutoff THEN cutoff OPERATOR(pg_catalog.-) oldest END
+         FROM (SELECT {oldest} AS oldest,
+                      pg_catalog.timezone($1, pg_catalog.timezone($1, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) $2)
+                          OPERATOR(pg_catalog.-) $3 AS cutoff OFFSET 0) AS known"
+    );
+    Plan::new(&sql, &mut [pg_sys::TEXTOID, pg_sys::INTERVALOID, pg_sys::INTERVALOID, type_oid])
 }

@@ -37,6 +37,7 @@ use pgrx::datum::TimestampWithTimeZone;
 pub use range::is_key_anywhere as is_partition_key;
 pub use sandbox::is_under_way_in;
 use sandbox::{UnderWay, in_sandbox};
+pub use scan::FEW_BLOCKS;
 use scan::Scan;
 pub use scan::serving_index;
 use statement::Statements;

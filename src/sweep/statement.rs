@@ -214,16 +214,6 @@ impl Statements {
         format!("{MARK}SELECT count(*), {unreadable} FROM ONLY {leaf} AS leaf {sample}")
     }
 
-    /// The earliest value that is to go.
-    pub fn earliest(&self) -> String {
-        let Self { leaf, compared, source, .. } = self;
-        let mut conditions = self.conditions();
-        if source.has_infinities() {
-            conditions += &format!(" AND {compared} > '-infinity'::{}", source.type_name());
-        }
-        format!("SELECT {compared} FROM ONLY {leaf} WHERE {conditions} ORDER BY {compared} LIMIT 1")
-    }
-
     /// Removes what is at places whose rows are locked already, if it has expired still. Where there is an audience it is one query that also moves the rows into the
     /// archive, and whose one row has the number of rows removed and archived, the rows, and their range.
     pub fn remove(&self) -> String {

@@ -15,6 +15,7 @@ mod following;
 mod hidden;
 mod hook;
 mod index;
+mod many_rules;
 mod names;
 mod neighbours;
 mod obstacles;

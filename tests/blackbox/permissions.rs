@@ -70,7 +70,6 @@ fn nobody_but_a_superuser_writes_the_catalog() {
         "TRUNCATE ttl_index_table CASCADE",
         "UPDATE ttl_binding SET relid = 'pg_class'::regclass",
         "DELETE FROM ttl_binding",
-        "SELECT ttl_rename_columns('t'::regclass, 10, 'true', '{}', '{}')",
         "SELECT ttl_forget('t'::regclass)",
         "SELECT setval('ttl_index_table_id_seq', 1)",
         "ALTER TABLE ttl_index_table DISABLE ROW LEVEL SECURITY",

@@ -45,6 +45,7 @@ fn a_time_without_zone_is_not_read_in_the_zone_of_an_old_session() {
     assert_eq!(db.get("SELECT count(*) FROM t"), "1");
     db.notices();
     db.run("SELECT ttl_alter_index('t', 'at', time_zone => 'UTC')");
+    assert!(db.notices().iter().any(|notice| notice.contains("timestamp without time zone, in time zone UTC")));
     assert_eq!(db.get("SELECT ttl_runner('t')"), "0");
     db.run("UPDATE t SET at = at - interval '1 hour'");
     assert_eq!(db.get("SELECT ttl_runner('t')"), "1");
