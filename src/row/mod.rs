@@ -223,17 +223,13 @@ fn prepared(row: &Row<'_>, operation: Operation) -> Result<Rc<Prepared>, TtlErro
                 types.resize(types.len() + key.len(), pg_sys::TEXTOID);
                 let mut plan = |sql: &str| Plan::new(sql, &mut types);
                 let (role, time_zone) = (rule.owner, CString::new(rule.options.time_zone.as_str()).unwrap_or_default());
-                let owner = claim.map(|claim| Owner {
-                    claim: plan(&claim),
-                    judge: judge.map(|judge| sandboxed(role, &time_zone, || plan(&judge))),
-                    role,
-                    time_zone,
-                });
-                // Planning runs code, too: what it can tell from constants alone.
-                let plan = match &owner {
-                    Some(owner) if operation == Operation::Get => owner.run(|| plan(&main)),
-                    _ => plan(&main),
-                };
+                // Planning runs code, too: what it can tell from constants alone, in predicates of indexes as well. What is the
+                // owner's to plan comes first, and finds those out as the owner.
+                let is_get = operation == Operation::Get;
+                let judge = judge.map(|judge| sandboxed(role, &time_zone, || plan(&judge)));
+                let read = (claim.is_some() && is_get).then(|| sandboxed(role, &time_zone, || plan(&main)));
+                let owner = claim.map(|claim| Owner { claim: plan(&claim), judge, role, time_zone });
+                let plan = read.unwrap_or_else(|| plan(&main));
                 let prepared = Prepared { plan, owner, key, table: rule.table, rule_id: rule.id };
                 Ok((vec![row.relid, catalog.relid], prepared))
             }),
