@@ -5,7 +5,7 @@ use super::helpers::Helpers;
 use super::hire::{has_ended, load_rules};
 use super::schedule::Opening;
 use super::turn::{Job, Turn, Work, finish, report_broken, take_turn};
-use super::{LIBRARY, TYPE, builder};
+use super::{LIBRARY, TURN, TYPE, builder};
 use crate::catalog::{Catalog, Rule};
 use crate::guc;
 use crate::pg::board::{self, Leave, Role};
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// How often an idle worker looks whether it is in somebody's way.
 const LOOK_UP: Duration = Duration::from_secs(1);
+/// How often a worker that is busy looks after its helpers.
+const SEE_TO: Duration = Duration::from_millis(100);
 /// How long a worker stays in a database without rules, if nobody waits for its process: the first rule may come soon.
 const LINGER: Duration = Duration::from_secs(20);
 
@@ -52,7 +54,7 @@ pub extern "C-unwind" fn pg_ttl_index_worker_main(argument: pg_sys::Datum) {
         _ => return,
     }
     process::report_activity(None);
-    let mut worker = Worker::default();
+    let mut worker = Worker::new();
     loop {
         process::reload_configuration();
         // Before the look at how things stand: whoever changes something after it wakes us again, or, if we leave, the launcher.
@@ -109,7 +111,6 @@ pub fn may_stay() -> bool {
     standing() == Standing::Wanted
 }
 
-#[derive(Default)]
 struct Worker {
     /// Rules whose turn is yet to come, in order.
     queue: VecDeque<Job>,
@@ -128,9 +129,28 @@ struct Worker {
     begun: HashMap<i64, Instant>,
     /// Since when there is no rule.
     without_rules: Option<Instant>,
+    started: Instant,
+    /// Whether it leaves for another database.
+    gives_way: bool,
 }
 
 impl Worker {
+    fn new() -> Self {
+        Self {
+            queue: VecDeque::new(),
+            served: HashMap::new(),
+            helpers: Helpers::default(),
+            builders: HashMap::new(),
+            is_woken: false,
+            loaded: None,
+            early: None,
+            begun: HashMap::new(),
+            without_rules: None,
+            started: Instant::now(),
+            gives_way: false,
+        }
+    }
+
     fn time_to_next_turn(&self) -> Duration {
         let pass = self.loaded.map_or(Duration::ZERO, |loaded| guc::naptime().saturating_sub(loaded.elapsed()));
         let others = self.queue.iter().map(|job| job.not_before).chain(self.early);
@@ -232,9 +252,13 @@ impl Worker {
     /// due meanwhile.
     fn give_turns(&mut self) {
         let mut looked_up = Instant::now();
+        let mut seen_to = Instant::now();
         while let Some(job) = self.next_job() {
             self.give_turn(job);
-            self.see_to_helpers();
+            if seen_to.elapsed() >= SEE_TO {
+                seen_to = Instant::now();
+                self.see_to_helpers();
+            }
             process::reload_configuration();
             let is_time = looked_up.elapsed() >= LOOK_UP;
             if is_time {
@@ -243,6 +267,9 @@ impl Worker {
             if !guc::enabled() || (is_time && !may_stay()) {
                 return self.leave();
             }
+            if self.is_turn_over() {
+                return;
+            }
             self.load_due_rules();
         }
     }
@@ -250,9 +277,18 @@ impl Worker {
     /// The next that has not to wait, of the owner who had a turn longest ago.
     fn next_job(&mut self) -> Option<Job> {
         let now = Instant::now();
-        let ready = self.queue.iter().enumerate().filter(|(_, job)| job.not_before <= now);
-        let (place, _) = ready.min_by_key(|(place, job)| (self.served.get(&job.rule().owner), *place))?;
-        self.queue.remove(place)
+        let mut first: Option<(usize, Oid, Option<Instant>)> = None;
+        for (place, job) in self.queue.iter().enumerate().filter(|(_, job)| job.not_before <= now) {
+            let owner = job.rule().owner;
+            if first.is_some_and(|(_, of, _)| of == owner) {
+                continue;
+            }
+            let served = self.served.get(&owner).copied();
+            if first.is_none_or(|(_, _, longest)| served < longest) {
+                first = Some((place, owner, served));
+            }
+        }
+        first.and_then(|(place, ..)| self.queue.remove(place))
     }
 
     fn give_turn(&mut self, job: Job) {
@@ -291,9 +327,20 @@ impl Worker {
         }
     }
 
-    /// Whether its process is of more use elsewhere, now that it has nothing to do: in a database without rules after a
+    /// Whether it has had its process for long enough for another database that waits for one. Then it leaves, and gets in
+    /// line behind it.
+    fn is_turn_over(&mut self) -> bool {
+        let is_old = self.started.elapsed() >= TURN;
+        self.gives_way |= is_old && board::somebody_waits() && self.helpers.are_missing() && board::make_way();
+        self.gives_way
+    }
+
+    /// Whether its process is of more use elsewhere. If it has nothing to do, that is so in a database without rules after a
     /// while, and otherwise where others wait for one.
     fn may_leave(&mut self) -> Option<Leave> {
+        if self.gives_way {
+            return Some(Leave::Turn { due: self.next_turn() });
+        }
         let is_idle = self.queue.is_empty() && self.builders.is_empty() && self.loaded.is_some() && !self.is_woken;
         if !board::is_preloaded() || !is_idle {
             return None;

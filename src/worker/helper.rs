@@ -1,7 +1,7 @@
 //! A helper: it sweeps rules of one owner that may run code of that owner, or that have a backlog.
 
-use super::hire;
 use super::turn::{Job, Turn, Work, report_broken, take_turn};
+use super::{TURN, hire};
 use crate::guc;
 use crate::pg::board::{self, Role};
 use crate::pg::process;
@@ -42,6 +42,7 @@ fn help(owner: u32, queue: &mut VecDeque<Job>) {
     let started = Instant::now();
     let mut busy_at = started;
     let database: Oid = process::current_database();
+    let is_turn_over = || started.elapsed() >= TURN && board::somebody_waits();
     loop {
         process::reload_configuration();
         // Without a worker nobody would see if code of users does not end.
@@ -56,7 +57,7 @@ fn help(owner: u32, queue: &mut VecDeque<Job>) {
         }
         let Some(job) = next(queue) else {
             let is_over = busy_at.elapsed() >= LINGER || started.elapsed() >= LIFE || board::somebody_waits();
-            if queue.is_empty() && is_over || board::is_in_the_way(most()) {
+            if queue.is_empty() && is_over || board::is_in_the_way(most()) || is_turn_over() {
                 return;
             }
             process::report_activity(None);
@@ -66,7 +67,7 @@ fn help(owner: u32, queue: &mut VecDeque<Job>) {
         };
         serve(job, queue);
         busy_at = Instant::now();
-        if board::is_in_the_way(most()) {
+        if board::is_in_the_way(most()) || is_turn_over() {
             return;
         }
     }

@@ -105,6 +105,20 @@ fn helpers_and_workers_of_other_databases_take_turns_too() {
 }
 
 #[test]
+fn a_database_with_much_to_do_does_not_keep_its_slot_from_others() {
+    let server = server(&["max_worker_processes=3", "pg_ttl_index.batch_delay=200ms"]);
+    let mut busy = database(&server);
+    busy.run(EXPIRED);
+    busy.run("SELECT ttl_create_index('t', 'at', 60, 1)");
+    busy.wait_for("SELECT count(*) < 1000 FROM t", "t");
+    let mut other = swept(&server);
+    other.wait_for(ROWS, "0");
+    let left = busy.get(ROWS);
+    assert_ne!(left, "0");
+    busy.wait_for(&format!("SELECT count(*) < {left} FROM t"), "t");
+}
+
+#[test]
 fn a_database_without_rules_gives_its_slot_to_one_that_has_some() {
     let server = server(&["max_worker_processes=3"]);
     let mut idle = database(&server);
