@@ -47,6 +47,8 @@ pub enum TtlError {
     CannotMarkNow(String),
     #[error("soft delete column \"{0}\" must not be the TTL column itself")]
     MarkIsSource(String),
+    #[error("soft delete column \"{0}\" must not be the TTL column itself")]
+    CatalogMark(String),
     #[error("column \"{column}\" of type {data_type} cannot mark a row as deleted")]
     CannotMark { column: String, data_type: String },
     #[error("soft delete column \"{0}\" is a generated column")]
@@ -200,6 +202,7 @@ impl TtlError {
             | Self::MarkIsKey(_)
             | Self::HiddenPart(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Self::RuleMoved => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            Self::CatalogMark(_) => Code::ERRCODE_CHECK_VIOLATION,
             Self::MeaningChanged(_) => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             Self::UnknownColumn { .. }
             | Self::ColumnMissing(_)

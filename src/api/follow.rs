@@ -49,11 +49,11 @@ pub fn ttl_tell_of_drop<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
 #[pg_trigger]
 pub fn ttl_bind<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
     answer(|| {
-        let id = id_of(&trigger.new().ok_or(TtlError::NotOurTrigger)?.into_owned())?;
-        let catalog = Catalog::open()?;
+        let new = trigger.new().ok_or(TtlError::NotOurTrigger)?.into_owned();
+        let (catalog, id) = (Catalog::open()?, id_of(&new)?);
         match trigger.old() {
             None => catalog.bind_written(id)?,
-            Some(_) => catalog.check_written(id)?,
+            Some(old) => catalog.check_written(id, mark_of(&old.into_owned()) != mark_of(&new))?,
         }
         Ok(None)
     })
@@ -61,6 +61,10 @@ pub fn ttl_bind<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
 
 fn answer<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, std::convert::Infallible> {
     Ok(work().unwrap_or_else(|error| error.raise()))
+}
+
+fn mark_of(row: &PgHeapTuple<'_, AllocatedByRust>) -> Option<String> {
+    row.get_by_name("soft_delete_column").ok().flatten()
 }
 
 fn id_of(row: &PgHeapTuple<'_, AllocatedByRust>) -> Result<i64, TtlError> {

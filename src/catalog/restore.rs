@@ -12,6 +12,7 @@ struct Written {
     schema: String,
     table: String,
     column: String,
+    mark: Option<String>,
     is_complete: bool,
     is_its_own_mark: bool,
 }
@@ -34,7 +35,7 @@ impl Catalog {
         let written = self.written(id)?;
         let Some(written) = written else { return Ok(()) };
         if written.is_its_own_mark {
-            return Err(TtlError::MarkIsSource(written.column));
+            return Err(TtlError::CatalogMark(written.column));
         }
         if !written.is_complete {
             warning!(
@@ -52,7 +53,7 @@ impl Catalog {
     }
 
     /// Follows a change of a rule's row, which stays on its table and column.
-    pub fn check_written(&self, id: i64) -> Result<(), TtlError> {
+    pub fn check_written(&self, id: i64, has_other_mark: bool) -> Result<(), TtlError> {
         let stays = format!(
             "SELECT FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              WHERE t.id = $1 AND b.relid = to_regclass(format('%I.%I', t.schema_name, t.table_name))
@@ -62,10 +63,13 @@ impl Catalog {
         );
         let Some(written) = self.written(id)? else { return Ok(()) };
         if written.is_its_own_mark {
-            return Err(TtlError::MarkIsSource(written.column));
+            return Err(TtlError::CatalogMark(written.column));
         }
         if self.with_rights(|| spi::query(&stays, &[id.into()], |_| Ok(())))?.is_empty() {
             return Err(TtlError::RuleMoved);
+        }
+        if has_other_mark && !written.is_complete {
+            return Err(TtlError::ColumnMissing(written.mark.unwrap_or(written.column)));
         }
         self.bind_objects(id)?;
         self.forget_rule(id)
@@ -90,7 +94,7 @@ impl Catalog {
                     named.relid IS NOT NULL
                         AND array_position({schema}.ttl_attnums(named.relid, coalesce(t.expression_columns, ARRAY[t.column_name])
                             || t.filter_columns || array_remove(ARRAY[t.soft_delete_column], NULL)), NULL) IS NULL,
-                    t.expression_columns IS NULL AND t.soft_delete_column = t.column_name
+                    t.expression_columns IS NULL AND t.soft_delete_column = t.column_name, t.soft_delete_column
              FROM {schema}.ttl_index_table t
              CROSS JOIN LATERAL (SELECT to_regclass(format('%I.%I', t.schema_name, t.table_name))::oid) AS named (relid)
              WHERE t.id = $1",
@@ -104,6 +108,7 @@ impl Catalog {
                     column: row.get(3)?.unwrap_or_default(),
                     is_complete: row.get(4)?.unwrap_or_default(),
                     is_its_own_mark: row.get(5)?.unwrap_or_default(),
+                    mark: row.get(6)?,
                 })
             })
         })?;

@@ -232,7 +232,7 @@ impl Catalog {
                         AND (t.consecutive_failures > 0 OR coalesce(t.swept_at + t.run_every <= now(), true)),
                     t.blocked_rows, t.locked_rows, t.skipped_parts,
                     t.last_error_code || ': ' || t.last_error,
-                    t.last_error,
+                    NULL,
                     coalesce(a.attnotnull OR type.typnotnull, false),
                     coalesce(a.attgenerated = '' AND a.attidentity <> 'a', false),
                     format_type(a.atttypid, a.atttypmod), a.atttypmod, c.relkind = 'p', {options}, b.archive_relid,
@@ -353,7 +353,18 @@ impl Catalog {
 
     fn rule(&self, id: i64, row: &spi::Row<'_>) -> Result<Rule, Failure> {
         let text = |ordinal| Ok::<String, TtlError>(row.get(ordinal)?.unwrap_or_default());
-        columns_at(row, 32)?.check()?;
+        columns_at(row, 32)?.check().map_err(|error| {
+            // What was said when the column went tells more.
+            let known = row.get::<String>(17).ok().flatten();
+            let known = known.as_deref().and_then(|known| known.strip_prefix("42703: "));
+            let failure = Failure::from(error);
+            match known {
+                Some(message) if failure.code == PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN => {
+                    Failure { hint: failure.hint, ..Failure::new(failure.code, message) }
+                }
+                _ => failure,
+            }
+        })?;
         let lacks = |ordinal, code| -> Result<_, TtlError> {
             Ok(row.get::<String>(ordinal)?.map(|missing| Failure::new(code, missing)))
         };

@@ -27,6 +27,8 @@ const MOST_PARTS: usize = 1_000;
 /// The first values that visible rows have in a btree index, one for each part of it, in which a row can expire at all by
 /// `can_expire`. `None` if that cannot be told at once: somebody has locked the table, or too much is in the way.
 pub fn first_values(index: Oid, can_expire: impl Fn(&Value) -> bool) -> Option<Vec<Value>> {
+    // One that is gone has no parts to ask for.
+    super::access::relation_name(index)?;
     let mut values = Vec::new();
     let parts = super::relation::tree(index);
     if parts.len() > MOST_PARTS {

@@ -126,7 +126,7 @@ fn a_table_that_is_altered_as_a_view_is_followed_too() {
     db.run("ALTER VIEW t RENAME a TO x; ALTER VIEW t RENAME b TO a; ALTER VIEW t RENAME x TO b");
     assert_eq!(db.get("SELECT column_name, soft_delete_column FROM ttl_summary"), "b|a");
     db.run("CREATE TABLE other (n int); ALTER TABLE other ADD m int; DROP TABLE other");
-    assert_eq!(db.error("UPDATE ttl_index_table SET soft_delete_column = 'b'").code, "22023");
+    assert_eq!(db.error("UPDATE ttl_index_table SET soft_delete_column = 'b'").code, "23514");
 }
 
 #[test]

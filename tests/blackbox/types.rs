@@ -1,7 +1,8 @@
 //! A rule that comes to mean something else, by a change of type or of what its words stand for, touches nothing until
 //! somebody says what is meant.
 
-use harness::{Database, run};
+use harness::{Database, Server, run};
+use std::sync::Arc;
 
 const STATE: &str = "SELECT state, left(last_error, 5) FROM ttl_summary";
 
@@ -10,6 +11,11 @@ fn database(sql: &str) -> Database {
     db.run("SELECT ttl_stop_worker()");
     db.run(sql);
     db
+}
+
+/// A server whose worker comes soon.
+fn server() -> Arc<Server> {
+    Arc::new(Server::start(&["shared_preload_libraries=pg_ttl_index", "pg_ttl_index.naptime=1s"]))
 }
 
 #[test]
@@ -53,7 +59,9 @@ fn a_time_without_zone_is_not_read_in_the_zone_of_an_old_session() {
 
 #[test]
 fn the_worker_leaves_such_a_rule_alone_and_says_so() {
-    let mut db = database(
+    let mut db = Database::on(&server());
+    db.run("CREATE EXTENSION pg_ttl_index; SELECT ttl_stop_worker()");
+    db.run(
         "CREATE TABLE t (n bigint); SELECT ttl_create_index('t', 'n', 3600, unit => 'ms');
          INSERT INTO t SELECT extract(epoch FROM now()) * 1000; CREATE TABLE other (at timestamptz);
          INSERT INTO other VALUES ('yesterday')",
@@ -179,7 +187,8 @@ fn a_rule_restored_onto_columns_of_other_types_waits() {
         "CREATE TABLE t (n bigint, at timestamptz); SELECT ttl_create_index('t', 'n', 3600, unit => 'ms', index_method => 'none');
          SELECT ttl_create_index('t', 'at', 3600, index_method => 'none')",
     );
-    let mut target = Database::new();
+    let mut target = Database::on(&server());
+    target.run("CREATE EXTENSION pg_ttl_index");
     target.run("CREATE TABLE t (n int, at timestamptz); INSERT INTO t SELECT extract(epoch FROM now()), now()");
     let dump = run(source
         .server
@@ -188,7 +197,7 @@ fn a_rule_restored_onto_columns_of_other_types_waits() {
         .arg(&source.name));
     let file = std::env::temp_dir().join(format!("{}-types.sql", source.name));
     std::fs::write(&file, dump).expect("writing the dump");
-    run(source.server.client_program("psql").args(["-q", "-d", &target.name, "-f"]).arg(&file));
+    run(target.server.client_program("psql").args(["-q", "-d", &target.name, "-f"]).arg(&file));
     std::fs::remove_file(&file).expect("removing the dump");
     source.run("SELECT 1");
     target.wait_for("SELECT count(*) FROM ttl_summary WHERE column_name = 'n' AND state = 'error'", "1");
