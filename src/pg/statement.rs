@@ -47,6 +47,7 @@ pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(),
                 pg_sys::MemoryContextSwitchTo(context);
                 run_in_portal(&text, pg_sys::CreateCommandTag(command), statements.into_pg());
             }
+            Ok(())
         })
     });
     set_time_limit(0);
@@ -67,7 +68,14 @@ fn forget_settings() {
 ///
 /// Reading the expressions may run code of the owner, and is done as such; while it builds, PostgreSQL becomes the owner by
 /// itself. In between, as the worker, it does nothing but look into the catalogs.
-pub fn create_index_alone(sql: &str, relid: pg_sys::Oid, owner: pg_sys::Oid) -> Result<(), Failure> {
+///
+/// Once the relation is locked, `is_wanted` is asked whether the index still is; tells whether it was.
+pub fn create_index_alone(
+    sql: &str,
+    relid: pg_sys::Oid,
+    owner: pg_sys::Oid,
+    is_wanted: impl FnOnce() -> Result<bool, TtlError>,
+) -> Result<bool, Failure> {
     let text = CString::new(sql).unwrap_or_default();
     in_transactions(|memory| {
         // SAFETY: in a transaction; the statement is one about an index. It is read for the relation that it is made on, which
@@ -76,6 +84,11 @@ pub fn create_index_alone(sql: &str, relid: pg_sys::Oid, owner: pg_sys::Oid) -> 
             let context = pg_sys::MemoryContextSwitchTo(memory);
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             pg_sys::LockRelationOid(relid, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
+            if !is_wanted()? {
+                pg_sys::PopActiveSnapshot();
+                pg_sys::MemoryContextSwitchTo(context);
+                return Ok(false);
+            }
             let parsed: *mut pg_sys::IndexStmt = parse(&text).cast();
             if (*parsed).type_ != pg_sys::NodeTag::T_IndexStmt {
                 TtlError::Mismatch.raise();
@@ -103,6 +116,7 @@ pub fn create_index_alone(sql: &str, relid: pg_sys::Oid, owner: pg_sys::Oid) -> 
             if pg_sys::ActiveSnapshotSet() {
                 pg_sys::PopActiveSnapshot();
             }
+            Ok(true)
         }
     })
 }
@@ -128,7 +142,7 @@ fn as_role<T>(role: pg_sys::Oid, work: impl FnOnce() -> T) -> T {
 }
 
 /// Begins a transaction, runs `work`, which may end it and begin others, and ends the last. It gets memory that outlives them.
-fn in_transactions(work: impl FnOnce(pg_sys::MemoryContext)) -> Result<(), Failure> {
+fn in_transactions<T>(work: impl FnOnce(pg_sys::MemoryContext) -> Result<T, TtlError>) -> Result<T, Failure> {
     // Outside a transaction this is a part of the memory that stays.
     let memory = PgMemoryContexts::new("command of pg_ttl_index");
     // SAFETY: the protocol of a background worker; an error anywhere ends in the abort below.
@@ -136,9 +150,9 @@ fn in_transactions(work: impl FnOnce(pg_sys::MemoryContext)) -> Result<(), Failu
         pg_sys::SetCurrentStatementStartTimestamp();
         pg_sys::StartTransactionCommand();
         let result = catch(|| {
-            work(memory.value());
+            let done = work(memory.value())?;
             pg_sys::CommitTransactionCommand();
-            Ok(())
+            Ok(done)
         });
         if result.is_err() {
             pg_sys::AbortCurrentTransaction();

@@ -36,7 +36,7 @@ pub fn run(catalog: &Catalog, rule: &Rule) -> Result<bool, Failure> {
     // The table may have become another's since the rule was registered.
     SCOPE.attempt(|| storage::check(rule.relid).and_then(|()| storage::check_concurrent_index(rule.relid)))?;
     let predicate = SCOPE.attempt(|| in_sandbox(rule, || predicate(rule)))?;
-    let build = Build { rule, predicate };
+    let build = Build { catalog, rule, predicate };
     let relids = SCOPE.attempt(|| if rule.is_partitioned { leaf::all(rule) } else { Ok(vec![rule.relid]) })?;
     let mut made = None;
     for relid in relids {
@@ -47,6 +47,10 @@ pub fn run(catalog: &Catalog, rule: &Rule) -> Result<bool, Failure> {
     }
     if rule.is_partitioned {
         made = SCOPE.attempt(|| {
+            access::lock_against_ddl(rule.relid);
+            if !build.is_wanted()? {
+                return Ok(None);
+            }
             let (_, name) = build.name(rule.relid, Some(wished))?;
             in_sandbox(rule, || spi::execute(&build.command("", &name, &rule.table), &[]))?;
             Ok(Some((name, true)))
@@ -59,6 +63,7 @@ pub fn run(catalog: &Catalog, rule: &Rule) -> Result<bool, Failure> {
 }
 
 struct Build<'a> {
+    catalog: &'a Catalog,
     rule: &'a Rule,
     /// Of the index: what holds for all rows in it.
     predicate: Option<String>,
@@ -98,8 +103,16 @@ impl Build<'_> {
             }
             Ok((name, Regclass(relid).qualified_name().unwrap_or_default()))
         })?;
-        statement::create_index_alone(&self.command("CONCURRENTLY ", &name, &table), relid, rule.owner)?;
-        Ok(Some((name, true)))
+        let command = self.command("CONCURRENTLY ", &name, &table);
+        let is_made = statement::create_index_alone(&command, relid, rule.owner, || self.is_wanted())?;
+        Ok(is_made.then_some((name, true)))
+    }
+
+    /// Whether the rule is still the one that the index is for, to be asked with the lock of the table held. Whoever drops or
+    /// changes the rule ends the builders that he sees, and then waits for that lock: so either he sees us, or we see here
+    /// what he did. Otherwise an index could be left that no rule knows.
+    fn is_wanted(&self) -> Result<bool, TtlError> {
+        Ok(!spi::with_latest_snapshot(|| self.catalog.has_changed(self.rule))?)
     }
 
     /// The index that has the rule's name for it, made for what the rule said before.

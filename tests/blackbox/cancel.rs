@@ -60,7 +60,7 @@ fn code_that_poses_as_a_cancel_is_an_error_like_any_other() {
     session.run(&format!("SELECT ttl_create_index('trap', 'at', 60, filter => '{FILTER}', index_method => 'none')"));
     set_mood(&mut session, "cancel");
     session.run("ALTER TABLE trap RENAME COLUMN n TO m");
-    assert_eq!(db.get("SELECT state FROM ttl_summary"), "error");
+    db.wait_for("SELECT state FROM ttl_summary", "error");
     db.run("CREATE TABLE other (x int); ALTER TABLE other RENAME TO another; DROP TABLE another");
 }
 

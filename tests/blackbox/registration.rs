@@ -188,7 +188,7 @@ fn the_catalog_refuses_nonsense() {
         ("active = NULL", "23502"),
         ("index_method = 'hash'", "23514"),
         ("total_rows_deleted = -1", "23514"),
-        ("soft_delete_column = 'last_seen'", "22023"),
+        ("soft_delete_column = 'last_seen'", "23514"),
         ("soft_delete_column = 'nowhere'", "42703"),
         ("table_name = 'other'", "0A000"),
         ("column_name = 'deleted_at'", "0A000"),

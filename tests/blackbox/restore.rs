@@ -58,7 +58,7 @@ fn a_restore_by_sections_keeps_what_triggers_and_foreign_keys_keep() {
     let mut target = Database::on(&server);
     restore(&target, &["--section=pre-data"], &file);
     restore(&target, &["--section=data"], &file);
-    target.run("DELETE FROM ttl_worker_off");
+    target.run("DELETE FROM ttl_worker_off; SELECT ttl_wake()");
     see_a_pass(&mut target);
     assert_eq!(
         target.get(STATES),
@@ -88,7 +88,7 @@ fn a_restore_in_one_go_sweeps_by_itself_when_it_is_over() {
         let file = dump(&source, &[format]);
         let mut target = Database::on(&server);
         restore(&target, options, &file);
-        target.run("DELETE FROM ttl_worker_off");
+        target.run("DELETE FROM ttl_worker_off; SELECT ttl_wake()");
         target.wait_for(COUNTS, "200|200");
         see_a_pass(&mut target);
         assert_eq!(target.get(COUNTS), "200|200", "{options:?}");
@@ -99,7 +99,7 @@ fn a_restore_in_one_go_sweeps_by_itself_when_it_is_over() {
         let file = dump(&source, options);
         let mut target = Database::on(&server);
         run(server.client_program("psql").args(["-q", "-v", "ON_ERROR_STOP=1", "-d", &target.name, "-f"]).arg(&file));
-        target.run("DELETE FROM ttl_worker_off");
+        target.run("DELETE FROM ttl_worker_off; SELECT ttl_wake()");
         target.wait_for(COUNTS, "200|200");
         see_a_pass(&mut target);
         assert_eq!(target.get(COUNTS), "200|200", "{options:?}");
@@ -117,7 +117,7 @@ fn a_schema_first_and_then_its_data_is_a_restore_too() {
     assert_eq!(target.get("SELECT count(*) FROM ttl_index_table"), "0");
     // A foreign key that is there already may not have its parent yet; pg_restore warns of that, and puts tables in order.
     restore(&target, &["--single-transaction"], &data);
-    target.run("DELETE FROM ttl_worker_off");
+    target.run("DELETE FROM ttl_worker_off; SELECT ttl_wake()");
     target.wait_for(COUNTS, "200|200");
     see_a_pass(&mut target);
     assert_eq!(target.get(COUNTS), "200|200");
