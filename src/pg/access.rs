@@ -67,6 +67,16 @@ pub fn may_delete(relid: pg_sys::Oid) -> bool {
     }
 }
 
+/// Whether that role may read every column and every row of the relation.
+pub fn may_read_all(relid: pg_sys::Oid) -> bool {
+    // SAFETY: both look into the catalog caches.
+    unsafe {
+        let acl = pg_sys::pg_class_aclcheck(relid, pg_sys::GetUserId(), pg_sys::ACL_SELECT as pg_sys::AclMode);
+        let policies = pg_sys::check_enable_rls(relid, pg_sys::InvalidOid, true);
+        acl == pg_sys::AclResult::ACLCHECK_OK && policies != pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32
+    }
+}
+
 /// Whether that role has the rights of another, as superusers have.
 pub fn is_member_of(role: pg_sys::Oid) -> bool {
     // SAFETY: looks into the catalog caches.

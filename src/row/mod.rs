@@ -19,7 +19,7 @@ use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::datum::{DatumWithOid, Interval, TimestampWithTimeZone};
 use pgrx::pg_sys::{self, Oid};
 use statement::Statements;
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::ffi::{CStr, CString};
 use std::rc::Rc;
 
@@ -81,8 +81,10 @@ struct Prepared {
 struct Owner {
     role: Oid,
     time_zone: CString,
-    /// Finds the row as the caller, and locks it if it is going to be changed.
-    claim: Plan,
+    /// Finds the row as the caller, and locks it if it is going to be changed. Planned when it is first needed.
+    claim: String,
+    types: Vec<Oid>,
+    claim_plan: OnceCell<Plan>,
     /// Decides whether it is to be changed; nothing to decide for one that is only read.
     judge: Option<Plan>,
 }
@@ -99,7 +101,8 @@ pub fn get(row: &Row<'_>) -> Result<f64, TtlError> {
     let prepared = prepared(row, Operation::Get)?;
     let arguments = prepared.arguments(row, vec![])?;
     let seconds = match &prepared.owner {
-        Some(owner) if !owner.finds(&arguments) => None,
+        // Whoever may read all of the table need not look first.
+        Some(owner) if !access::may_read_all(row.relid) && !owner.finds(&arguments) => None,
         Some(owner) => owner.run(|| prepared.plan.call(&arguments)).1,
         None => prepared.plan.call(&arguments).1,
     };
@@ -175,7 +178,8 @@ impl Drop for Setting {
 impl Owner {
     /// Whether the caller sees the row.
     fn finds(&self, arguments: &[DatumWithOid<'_>]) -> bool {
-        self.claim.call::<i32>(arguments).0 > 0
+        let claim = self.claim_plan.get_or_init(|| Plan::new(&self.claim, &mut self.types.clone()));
+        claim.call::<i32>(arguments).0 > 0
     }
 
     fn allows(&self, arguments: &[DatumWithOid<'_>]) -> bool {
@@ -228,8 +232,9 @@ fn prepared(row: &Row<'_>, operation: Operation) -> Result<Rc<Prepared>, TtlErro
                 let is_get = operation == Operation::Get;
                 let judge = judge.map(|judge| sandboxed(role, &time_zone, || plan(&judge)));
                 let read = (claim.is_some() && is_get).then(|| sandboxed(role, &time_zone, || plan(&main)));
-                let owner = claim.map(|claim| Owner { claim: plan(&claim), judge, role, time_zone });
                 let plan = read.unwrap_or_else(|| plan(&main));
+                let claim_plan = OnceCell::new();
+                let owner = claim.map(|claim| Owner { claim, types, claim_plan, judge, role, time_zone });
                 let prepared = Prepared { plan, owner, key, table: rule.table, rule_id: rule.id };
                 Ok((vec![row.relid, catalog.relid], prepared))
             }),

@@ -46,7 +46,7 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_progress_slots()", "SELECT relid FROM ttl_progress_slots()", "......."),
     ("ttl_index_table", "SELECT table_name FROM ttl_index_table WHERE table_name = 't'", "+++++.+"),
     ("ttl_binding", "SELECT relid FROM ttl_binding WHERE relid = 't'::regclass", "+++++.+"),
-    ("ttl_lag(bigint)", "SELECT ttl_lag(1)", "+++++.+"),
+    ("ttl_lags()", "SELECT rule_id FROM ttl_lags() WHERE rule_id = 1", "+++++.+"),
     ("ttl_holds()", "SELECT * FROM ttl_holds()", "......."),
     ("ttl_waits_for_process(bigint)", "SELECT ttl_waits_for_process(1)", "......."),
     ("ttl_next_due(bigint)", "SELECT ttl_next_due(1)", "+++++.+"),
@@ -87,7 +87,8 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_make_room()", "SELECT ttl_make_room()", "TTTTTTT"),
     // What is not in these is not to be had by their owners either.
     ("ttl_index_table", "SELECT table_name FROM ttl_index_table WHERE table_name = 'secret'", "+.....+"),
-    ("ttl_lag(bigint)", "SELECT ttl_lag(2)", "+.....+"),
+    ("ttl_lags()", "SELECT rule_id FROM ttl_lags() WHERE rule_id = 2", "+.....+"),
+    ("ttl_is_large(oid)", "SELECT ttl_is_large('t'::regclass)", "......."),
     ("ttl_next_due(bigint)", "SELECT ttl_next_due(2)", "+.....+"),
 ];
 
