@@ -15,6 +15,7 @@ pub mod index;
 pub mod meaning;
 pub mod memo;
 pub mod names;
+pub mod order;
 pub mod plan;
 pub mod planner;
 pub mod probe;

@@ -134,7 +134,8 @@ unsafe fn has_delete_triggers(relation: pg_sys::Relation) -> bool {
 /// `relation` is open.
 unsafe fn is_risky_to_plan(relation: pg_sys::Relation) -> bool {
     const INDEX: [u32; 2] = [pg_sys::Anum_pg_index_indexprs, pg_sys::Anum_pg_index_indpred];
-    const STATISTICS: [u32; 1] = [pg_sys::Anum_pg_statistic_ext_stxexprs];
+    // Number of `pg_statistic_ext.stxexprs`, in every version.
+    const STATISTICS: [u32; 1] = [9];
     // SAFETY: looks into the catalog caches; a tuple is valid until it is released, and the attributes are node trees.
     unsafe {
         let is_risky = |cache: i32, oid: pg_sys::Oid, attributes: &[u32]| {

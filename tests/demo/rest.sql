@@ -43,8 +43,20 @@ SELECT count(*) AS visible FROM leases;
 SET pg_ttl_index.hide_expired = off;
 SELECT count(*) AS behind_the_curtain FROM leases;
 RESET pg_ttl_index.hide_expired;
-INSERT INTO leases VALUES ('nightly', 'worker 2', now() + interval '1 minute');
+INSERT INTO leases VALUES ('nightly', 'worker 2', now() + interval '1 minute')
+    ON CONFLICT (job) DO UPDATE SET worker = leases.worker || ' and ' || excluded.worker;
 SELECT job, worker FROM leases;
+
+\echo
+\echo '--- A row that cannot go is counted, named, and keeps no other -------------------'
+CREATE TABLE accounts (id int PRIMARY KEY, closed_at timestamptz);
+CREATE TABLE invoices (account int REFERENCES accounts);
+INSERT INTO accounts SELECT i, now() - interval '1 year' FROM generate_series(1, 1000) AS i;
+INSERT INTO invoices VALUES (7), (77);
+SELECT ttl_pause('accounts') FROM ttl_create_index('accounts', 'closed_at', interval '30 days');
+SELECT blockers FROM ttl_preview('accounts');
+SELECT ttl_resume('accounts'), ttl_runner('accounts') AS removed;
+SELECT table_name, state, blocked_rows, last_error FROM ttl_summary WHERE table_name = 'accounts';
 
 \echo
 \echo '--- Whole partitions are dropped, the rest goes by rows, and a preview says so ---'
