@@ -34,6 +34,8 @@ pub fn check(relid: Oid, owner: Oid, change: Change<'_>) -> Result<(), TtlError>
         "{REACHED} SELECT c.oid, format('%I.%I', n.nspname, c.relname), EXISTS (
                         SELECT FROM pg_trigger t
                         WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 66 = 0)
+                    -- A rule writes to other tables, whose triggers fire in the same way.
+                    OR EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid)
              FROM reached JOIN pg_class c ON c.oid = reached.relid JOIN pg_namespace n ON n.oid = c.relnamespace
              WHERE c.relowner <> $3"
     );
@@ -48,6 +50,20 @@ pub fn check(relid: Oid, owner: Oid, change: Change<'_>) -> Result<(), TtlError>
         Some((table, _)) => Err(TtlError::CascadeTriggers(table)),
         None => Ok(()),
     }
+}
+
+/// Whether a DELETE in a relation runs nothing but foreign keys of PostgreSQL's own: no trigger, no rule, no default.
+pub fn is_mechanical(relid: Oid) -> Result<bool, TtlError> {
+    let sql = format!(
+        "{REACHED} SELECT NOT EXISTS (
+                 SELECT FROM pg_trigger t WHERE NOT t.tgisinternal AND t.tgenabled <> 'D'
+                   AND (t.tgrelid = $1 AND t.tgtype & 8 <> 0 OR t.tgrelid IN (SELECT relid FROM reached)))
+             AND NOT EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = $1 OR r.ev_class IN (SELECT relid FROM reached))
+             AND NOT EXISTS (SELECT FROM pg_constraint k WHERE k.contype = 'f' AND k.confdeltype IN ('n', 'd')
+                               AND (k.confrelid = $1 OR k.confrelid IN (SELECT relid FROM reached)))"
+    );
+    let found = spi::query(&sql, &[relid.into(), Change::Delete.column().into()], |row| row.get(1))?;
+    Ok(found == [Some(true)])
 }
 
 /// What a change leaves to be done when the transaction commits, by whoever commits.

@@ -83,6 +83,10 @@ pub enum TtlError {
     HiddenPart(String),
     #[error("{} key value violates {} constraint \"{constraint}\"", if *is_exclusion { "conflicting" } else { "duplicate" }, if *is_exclusion { "exclusion" } else { "unique" })]
     HiddenKey { constraint: String, is_exclusion: bool },
+    #[error("could not determine which collation to use for string comparison")]
+    NoCollation,
+    #[error("permission denied: the TTL rule on table {0} runs code of the table's owner")]
+    OwnersCode(String),
     #[error("could not serialize access due to a row that expired concurrently")]
     ExpiredMeanwhile,
     #[error("a row that has expired is in the way of the new one")]
@@ -177,6 +181,7 @@ impl TtlError {
             | Self::InfiniteInstant => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Self::HiddenKey { is_exclusion: true, .. } => Code::ERRCODE_EXCLUSION_VIOLATION,
             Self::HiddenKey { .. } | Self::HiddenConflict => Code::ERRCODE_UNIQUE_VIOLATION,
+            Self::NoCollation => Code::ERRCODE_INDETERMINATE_COLLATION,
             Self::ExpiredMeanwhile => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
             Self::UnknownTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
             Self::UnknownFunction(_) => Code::ERRCODE_UNDEFINED_FUNCTION,
@@ -184,6 +189,7 @@ impl TtlError {
             Self::SystemTable(_)
             | Self::NotOwner(_)
             | Self::CascadeTriggers(_)
+            | Self::OwnersCode(_)
             | Self::SchemaPermission(_)
             | Self::ArchiveOwner(_)
             | Self::HookPermission(_) => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
@@ -332,6 +338,10 @@ impl TtlError {
             Self::HiddenByCode => {
                 Some("They run in every query of the table, with the rights and the settings of whoever asks.".into())
             }
+            Self::NoCollation => Some("Use the COLLATE clause to set the collation explicitly.".into()),
+            Self::OwnersCode(_) => Some(
+                "Only the owner and superusers can ask for one row where a filter or expression calls functions of users.".into(),
+            ),
             Self::ExpiredMeanwhile => Some("The transaction might succeed if retried.".into()),
             Self::HiddenByZone(_) => Some("Use the name of a place, as in America/New_York.".into()),
             Self::HiddenPart(_) => Some("Register the rule on the parent.".into()),

@@ -20,7 +20,7 @@ pub(super) struct Columns {
 /// Functions by what they do, whatever they are called, what they cost and who may call them.
 pub(super) const FINGERPRINT: &str =
     "SELECT coalesce(string_agg(md5(ROW(oid, prolang, prosecdef, proisstrict, provolatile, proretset, prorettype,
-            proargtypes, prosrc, probin, prosqlbody, proconfig)::text), ' ' ORDER BY oid), '')
+            proargtypes, proargdefaults, prosrc, probin, prosqlbody, proconfig)::text), ' ' ORDER BY oid), '')
      FROM pg_proc WHERE oid = ANY ($1)";
 
 impl Columns {
@@ -49,6 +49,16 @@ pub struct Meanings {
     pub(super) functions: Option<String>,
     /// Whether this is the version of PostgreSQL that has written them.
     pub(super) is_comparable: bool,
+}
+
+impl Meanings {
+    /// Whether filter and expression, as far as there are any, call nothing of users. Nothing runs to find out.
+    pub fn are_harmless(&self, has_filter: bool, has_expression: bool) -> bool {
+        let is_harmless = |has_one: bool, tree: &Option<String>| {
+            !has_one || (self.is_comparable && tree.as_deref().is_some_and(meaning::is_harmless))
+        };
+        is_harmless(has_filter, &self.filter) && is_harmless(has_expression, &self.expression)
+    }
 }
 
 /// How a rule comes to be bound.

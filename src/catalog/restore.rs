@@ -147,6 +147,8 @@ impl Catalog {
                       SELECT FROM pg_stat_get_activity(NULL) AS a
                       WHERE a.pid = b.held_by AND a.backend_start = b.held_since
                          OR a.application_name = 'pg_restore'
+                            AND a.usesysid IN (SELECT r.oid FROM pg_roles r WHERE r.rolsuper
+                                               UNION SELECT d.datdba FROM pg_database d WHERE d.datname = current_database())
                             AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database()))
                   THEN 'restore: under way'
                   WHEN (SELECT EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate <> 'r')) AND EXISTS ({COPIED})

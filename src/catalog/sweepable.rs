@@ -137,9 +137,22 @@ impl Catalog {
         let mut rules = self.rules_where(&condition, &[id.into()])?;
         rules.retain(|rule| rule.as_ref().map_or_else(|broken| !broken.is_held, |rule| rule.hold.is_none()));
         for rule in rules.iter().flatten().filter(|rule| rule.was_restored) {
-            self.release(Some(rule.id))?;
+            // Somebody who is just changing the rule tells it himself, or the next pass does.
+            if self.is_free(rule.id)? {
+                self.release(Some(rule.id))?;
+            }
         }
         Ok(rules)
+    }
+
+    /// Locks what the catalog has of a rule, unless somebody else has locked it.
+    fn is_free(&self, id: i64) -> Result<bool, TtlError> {
+        let sql = format!(
+            "SELECT FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+             WHERE t.id = $1 FOR UPDATE OF t, b SKIP LOCKED",
+            schema = self.schema
+        );
+        Ok(self.with_rights(|| spi::execute(&sql, &[id.into()]))? > 0)
     }
 
     /// Whether there is anything for workers to do, now or later.

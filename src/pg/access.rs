@@ -77,6 +77,12 @@ pub fn may_read_all(relid: pg_sys::Oid) -> bool {
     }
 }
 
+/// Whether the transaction goes by the snapshot of its beginning.
+pub fn has_old_snapshot() -> bool {
+    // SAFETY: reads backend-local state.
+    unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
+}
+
 /// Whether that role has the rights of another, as superusers have.
 pub fn is_member_of(role: pg_sys::Oid) -> bool {
     // SAFETY: looks into the catalog caches.

@@ -6,6 +6,7 @@ use super::plan::Tid;
 use super::planner::Condition;
 use super::trigger::Change;
 use pgrx::pg_sys::{self, Datum, Oid};
+use std::ffi::{CStr, CString};
 use std::ptr;
 
 /// A unique index or an exclusion constraint of a table.
@@ -28,6 +29,8 @@ struct Key {
     strategy: u16,
     procedure: Oid,
     collation: Oid,
+    /// What a generated column is made of: triggers see the row before it is.
+    generated: Option<CString>,
 }
 
 /// What is to be done after a row was found.
@@ -60,14 +63,14 @@ pub fn constraints(relid: Oid) -> Vec<Constraint> {
     // SAFETY: the relation is open, so its list of indexes is valid and their locks keep them in place.
     unsafe {
         let indexes = elements(pg_sys::RelationGetIndexList(relation.0)).iter();
-        indexes.filter_map(|cell| Constraint::of(cell.oid_value)).collect()
+        indexes.filter_map(|cell| Constraint::of(cell.oid_value, relation.0)).collect()
     }
 }
 
 impl Constraint {
     /// # Safety
     /// The table of the index is open.
-    unsafe fn of(oid: Oid) -> Option<Self> {
+    unsafe fn of(oid: Oid, relation: pg_sys::Relation) -> Option<Self> {
         // SAFETY: an open index has its catalog entries, and as many keys as it says.
         unsafe {
             let index = pg_sys::index_open(oid, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
@@ -76,7 +79,7 @@ impl Constraint {
             let found = is_one.then(|| Self {
                 index: oid,
                 name: std::ffi::CStr::from_ptr((*(*index).rd_rel).relname.data.as_ptr()).to_string_lossy().into_owned(),
-                keys: keys(index),
+                keys: keys(index, relation),
                 is_plain: pg_sys::RelationGetIndexExpressions(index).is_null()
                     && pg_sys::RelationGetIndexPredicate(index).is_null(),
                 #[cfg(feature = "pg14")]
@@ -93,7 +96,9 @@ impl Constraint {
 
     /// Whether writing the row can make it equal to another: not if an update leaves the key as it is.
     pub fn concerns(&self, change: &Change<'_>) -> bool {
-        !change.is_update() || !self.is_plain || self.keys.iter().any(|key| change.changes(key.attnum))
+        !change.is_update()
+            || !self.is_plain
+            || self.keys.iter().any(|key| key.generated.is_some() || change.changes(key.attnum))
     }
 
     /// Shows `judge` every row that the new one would collide with. Waits for transactions that are just writing or removing
@@ -124,6 +129,12 @@ impl Constraint {
             let values: Vec<_> = if self.is_plain {
                 let column = |key: &Key| {
                     let mut is_null = false;
+                    if let Some(generated) = &key.generated {
+                        let (estate, context) = executor_for(slot);
+                        let node = pg_sys::stringToNode(generated.as_ptr());
+                        let state = pg_sys::ExecPrepareExpr(node.cast(), estate);
+                        return evaluate(state, context);
+                    }
                     let value = pg_sys::slot_getattr(slot, key.attnum.into(), &mut is_null);
                     (!is_null).then_some(value)
                 };
@@ -281,7 +292,7 @@ pub(super) unsafe fn begin_scan(
 
 /// # Safety
 /// `index` is an open unique index or exclusion constraint.
-unsafe fn keys(index: pg_sys::Relation) -> Vec<Key> {
+unsafe fn keys(index: pg_sys::Relation, relation: pg_sys::Relation) -> Vec<Key> {
     // SAFETY: an index has as many keys as it says; PostgreSQL allocates the arrays.
     unsafe {
         let form = &*(*index).rd_index;
@@ -299,9 +310,26 @@ unsafe fn keys(index: pg_sys::Relation) -> Vec<Key> {
                 (equal, pg_sys::get_opcode(pg_sys::get_opfamily_member(family, input, input, equal as i16)))
             };
             let attnum = *form.indkey.values.as_ptr().add(place);
-            Key { attnum, strategy, procedure, collation: *(*index).rd_indcollation.add(place) }
+            let collation = *(*index).rd_indcollation.add(place);
+            Key { attnum, strategy, procedure, collation, generated: generation(relation, attnum) }
         };
         (0..count).map(key).collect()
+    }
+}
+
+/// What a column is generated from, if it is.
+///
+/// # Safety
+/// `relation` is open.
+unsafe fn generation(relation: pg_sys::Relation, attnum: i16) -> Option<CString> {
+    // SAFETY: an open relation has a descriptor, whose constraints are null or valid.
+    unsafe {
+        let attributes = pgrx::PgTupleDesc::from_pg_copy((*relation).rd_att);
+        let is_generated = attributes.iter().any(|column| column.attnum == attnum && column.attgenerated != 0);
+        let constraints = (*(*relation).rd_att).constr.as_ref().filter(|_| is_generated)?;
+        let defaults = std::slice::from_raw_parts(constraints.defval, constraints.num_defval.into());
+        let default = defaults.iter().find(|default| default.adnum == attnum)?;
+        Some(CStr::from_ptr(default.adbin).to_owned())
     }
 }
 
@@ -322,12 +350,19 @@ unsafe fn executor_for(slot: *mut pg_sys::TupleTableSlot) -> (*mut pg_sys::EStat
 /// # Safety
 /// `state` is a boolean expression, ready to be evaluated in the context.
 pub(super) unsafe fn is_true(state: *mut pg_sys::ExprState, context: *mut pg_sys::ExprContext) -> bool {
+    // SAFETY: as promised by the caller.
+    unsafe { evaluate(state, context) }.is_some_and(|value| value.value() != 0)
+}
+
+/// # Safety
+/// `state` is an expression, ready to be evaluated in the context.
+unsafe fn evaluate(state: *mut pg_sys::ExprState, context: *mut pg_sys::ExprContext) -> Option<Datum> {
     let mut is_null = false;
     // SAFETY: as promised by the caller.
     unsafe {
         let evaluate = (*state).evalfunc;
         let value = pg_sys::ffi::pg_guard_ffi_boundary(|| evaluate.map(|it| it(state, context, &mut is_null)));
-        !is_null && value.is_some_and(|value| value.value() != 0)
+        value.filter(|_| !is_null)
     }
 }
 

@@ -60,22 +60,18 @@ pub fn use_plan_once() {
 
 /// Takes down that a row is in the way of the statement that is running, if that does nothing then; tells whether it does.
 pub fn note_conflict(relid: Oid, tid: Tid) -> bool {
-    let (transaction, subtransaction) = place();
-    RUNNING.with_borrow_mut(|running| match running.last_mut() {
-        Some(statement)
-            if statement.does_nothing_on_conflict
-                && (statement.transaction, statement.subtransaction) == (transaction, subtransaction) =>
-        {
+    with_present(|statement| {
+        if statement.does_nothing_on_conflict {
             statement.conflicts.push((relid, tid));
-            true
         }
-        _ => false,
+        statement.does_nothing_on_conflict
     })
+    .unwrap_or(false)
 }
 
 /// Whether the statement that is running says what to do about rows in its way.
 pub fn has_conflict_clause() -> bool {
-    RUNNING.with_borrow(|running| running.last().is_some_and(|statement| statement.has_conflict_clause))
+    with_present(|statement| statement.has_conflict_clause).unwrap_or(false)
 }
 
 /// What the statement that is running is told apart by: its instant, its transaction, and what that has done before.
@@ -85,6 +81,15 @@ pub fn statement() -> (i64, i64, pg_sys::CommandId) {
         let command = pg_sys::GetCurrentCommandId(false);
         (pg_sys::GetCurrentStatementStartTimestamp(), pg_sys::GetCurrentTransactionStartTimestamp(), command)
     }
+}
+
+/// The statement that is running. Those that failed inside it are of subtransactions that are over.
+fn with_present<T>(ask: impl FnOnce(&mut Running) -> T) -> Option<T> {
+    let place = place();
+    RUNNING.with_borrow_mut(|running| {
+        let is_present = |statement: &&mut Running| (statement.transaction, statement.subtransaction) == place;
+        running.iter_mut().rev().find(is_present).map(ask)
+    })
 }
 
 fn place() -> (i64, pg_sys::SubTransactionId) {
@@ -219,7 +224,10 @@ unsafe extern "C-unwind" fn end(depth: isize) {
 unsafe extern "C-unwind" fn finish(query: *mut pg_sys::QueryDesc) {
     // SAFETY: called by PostgreSQL with a query that has run. No value here has a destructor.
     unsafe {
+        // Parts that nobody reads run only now.
+        let depth = begin(query);
         HOOKS.get().and_then(|hooks| hooks.finish).unwrap_or(standard_ExecutorFinish)(query);
+        end(depth);
         if (*query).instrument_options != 0 {
             forget_counts(query);
         }

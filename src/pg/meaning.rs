@@ -4,6 +4,7 @@
 //! again after any of them was renamed, and it tells whether a text still says what it said.
 
 use super::expression::{Purpose, Relation, analyze};
+use super::trust;
 use crate::error::TtlError;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
@@ -48,6 +49,13 @@ pub fn of(relid: Oid, text: &str, purpose: Purpose) -> Result<Meaning, TtlError>
         let tree = CStr::from_ptr(pg_sys::nodeToString(node.cast())).to_string_lossy().into_owned();
         Ok(Meaning { tree, functions, others })
     }
+}
+
+/// Whether a tree of this version calls nothing of users.
+pub fn is_harmless(tree: &str) -> bool {
+    let tree = CString::new(tree).unwrap_or_default();
+    // SAFETY: the tree is what `of` has written.
+    unsafe { trust::is_harmless(pg_sys::stringToNode(tree.as_ptr()).cast(), trust::Whose::Users) }
 }
 
 /// Whether a text in canonical form means what a tree of this version does. Call this as the table's owner, too.

@@ -246,7 +246,9 @@ unsafe fn is_exempt(query: *mut pg_sys::Query, text: *const c_char) -> bool {
         (IS_ENGINE.take() && begins_with(MARK))
             || pg_sys::am_walsender
             || reference::is_foreign_key(query)
-            || (begins_with("SELECT fk.") && super::utility::is_altering_a_table())
+            || (begins_with("SELECT fk.")
+                && super::utility::is_altering_a_table()
+                && asking(|| reference::is_initial_check(query)))
     }
 }
 

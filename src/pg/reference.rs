@@ -102,6 +102,88 @@ unsafe fn is_about_one_relation(query: *mut pg_sys::Query) -> bool {
     }
 }
 
+/// Whether a query that is being planned is the one by which ALTER TABLE checks a foreign key for all rows at once: a join of the
+/// two tables of a foreign key by its columns, and nothing else.
+///
+/// # Safety
+/// `query` is valid.
+pub unsafe fn is_initial_check(query: *mut pg_sys::Query) -> bool {
+    // SAFETY: as promised by the caller; the casts follow the kind of the entry, or the node's tag.
+    unsafe {
+        let query = &*query;
+        let [fk, pk, _] = elements(query.rtable) else { return false };
+        let [fk, pk] = [fk, pk].map(|cell| &*cell.ptr_value.cast::<pg_sys::RangeTblEntry>());
+        let are_relations = [fk, pk].iter().all(|entry| entry.rtekind == pg_sys::RTEKind::RTE_RELATION);
+        let tells_of_fk_alone = |cell: &pg_sys::ListCell| {
+            let expression: *mut pg_sys::Node = (*cell.ptr_value.cast::<pg_sys::TargetEntry>()).expr.cast();
+            (*expression).type_ == pg_sys::NodeTag::T_Var && (*expression.cast::<pg_sys::Var>()).varno == 1
+        };
+        let [join] = elements((*query.jointree).fromlist) else { return false };
+        let join = join.ptr_value.cast::<pg_sys::JoinExpr>();
+        are_relations
+            && !query.hasSubLinks
+            && query.cteList.is_null()
+            && elements(query.targetList).iter().all(tells_of_fk_alone)
+            && (*join).type_ == pg_sys::NodeTag::T_JoinExpr
+            && is_plain_condition((*join).quals)
+            && is_plain_condition((*query.jointree).quals)
+            && is_foreign_key_between(fk.relid, pk.relid, &columns_of(query.jointree.cast(), 2))
+    }
+}
+
+/// The columns of a relation that a join tree uses.
+///
+/// # Safety
+/// `node` is a join tree.
+unsafe fn columns_of(node: *mut pg_sys::Node, place: u32) -> Vec<i16> {
+    let mut found = Vec::new();
+    // SAFETY: as promised by the caller; the set is palloc'd by PostgreSQL.
+    unsafe {
+        let mut set = ptr::null_mut();
+        pg_sys::pull_varattnos(node, place, &mut set);
+        let mut member = pg_sys::bms_next_member(set, -1);
+        while member >= 0 {
+            found.push((member + pg_sys::FirstLowInvalidHeapAttributeNumber) as i16);
+            member = pg_sys::bms_next_member(set, member);
+        }
+    }
+    found
+}
+
+fn is_foreign_key_between(fk: pg_sys::Oid, pk: pg_sys::Oid, columns: &[i16]) -> bool {
+    let columns: Vec<_> = columns.iter().map(i16::to_string).collect();
+    let sql = format!(
+        "SELECT FROM pg_constraint WHERE contype = 'f' AND conrelid = {} AND confrelid = {} AND confkey @> '{{{}}}'::int2[]",
+        fk.to_u32(),
+        pk.to_u32(),
+        columns.join(",")
+    );
+    super::spi::peek(&sql, |_| Ok(())).is_ok_and(|found| !found.is_empty())
+}
+
+/// # Safety
+/// `node` is null or part of an analyzed condition.
+unsafe fn is_plain_condition(node: *mut pg_sys::Node) -> bool {
+    // SAFETY: the casts follow the node's tag.
+    unsafe {
+        if node.is_null() {
+            return false;
+        }
+        match (*node).type_ {
+            pg_sys::NodeTag::T_BoolExpr => elements((*node.cast::<pg_sys::BoolExpr>()).args)
+                .iter()
+                .all(|cell| is_plain_condition(cell.ptr_value.cast())),
+            pg_sys::NodeTag::T_NullTest => is_operand((*node.cast::<pg_sys::NullTest>()).arg.cast(), &mut false),
+            pg_sys::NodeTag::T_OpExpr => {
+                let operation = &*node.cast::<pg_sys::OpExpr>();
+                let is_plain = |cell: &pg_sys::ListCell| is_operand(cell.ptr_value.cast(), &mut false);
+                elements(operation.args).iter().all(is_plain) && is_for_indexes(operation.opno)
+            }
+            _ => false,
+        }
+    }
+}
+
 /// # Safety
 /// `cell` is one of a target list.
 unsafe fn is_constant(cell: &pg_sys::ListCell) -> bool {
@@ -157,7 +239,8 @@ unsafe fn is_operand(node: *mut pg_sys::Node, has_parameter: &mut bool) -> bool 
             }
             pg_sys::NodeTag::T_FuncExpr => {
                 let function = &*node.cast::<pg_sys::FuncExpr>();
-                let is_cast = function.funcformat != pg_sys::CoercionForm::COERCE_EXPLICIT_CALL;
+                let is_cast = function.funcformat != pg_sys::CoercionForm::COERCE_EXPLICIT_CALL
+                    && function.funcid.to_u32() < pg_sys::FirstNormalObjectId;
                 is_cast
                     && elements(function.args)
                         .first()

@@ -1,6 +1,7 @@
 //! What an expression or a query calls: whether it can run as anybody, and whether it may tell of rows.
 
 use super::expression::elements;
+use crate::error::TtlError;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 use std::ffi::{CStr, c_void};
@@ -171,6 +172,16 @@ pub unsafe fn query_may_tell(query: *mut pg_sys::Query, is_top: bool) -> bool {
                     .any(|cell| may_tell((*cell.ptr_value.cast::<pg_sys::TargetEntry>()).expr.cast(), state)))
             || elements((*query).rtable).iter().any(|cell| {
                 let entry = &*cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
+                // What stands in FROM may be pulled up, and then be asked of any row.
+                let parts = [
+                    entry.values_lists.cast(),
+                    entry.functions.cast(),
+                    entry.tablefunc.cast(),
+                    entry.tablesample.cast(),
+                ];
+                if parts.into_iter().any(|part: *mut pg_sys::Node| may_tell(part, state)) {
+                    return true;
+                }
                 entry.rtekind == pg_sys::RTEKind::RTE_SUBQUERY
                     && !entry.subquery.is_null()
                     && query_may_tell(entry.subquery, false)
@@ -194,11 +205,11 @@ unsafe extern "C-unwind" fn may_tell(node: *mut pg_sys::Node, state: *mut c_void
         let tells = match (*node).type_ {
             pg_sys::NodeTag::T_OpExpr => {
                 let operation = &*node.cast::<pg_sys::OpExpr>();
-                operator_may_tell(operation.opno, operation.args)
+                operator_may_tell(operation.opno, operation.args, operation.inputcollid)
             }
             pg_sys::NodeTag::T_ScalarArrayOpExpr => {
                 let operation = &*node.cast::<pg_sys::ScalarArrayOpExpr>();
-                operator_may_tell(operation.opno, operation.args)
+                operator_may_tell(operation.opno, operation.args, operation.inputcollid)
             }
             pg_sys::NodeTag::T_FromExpr
             | pg_sys::NodeTag::T_JoinExpr
@@ -251,9 +262,19 @@ const ANYENUM: u32 = 3500;
 ///
 /// # Safety
 /// Within a transaction; `arguments` are those of the operator.
-unsafe fn operator_may_tell(operator: Oid, arguments: *mut pg_sys::List) -> bool {
+unsafe fn operator_may_tell(operator: Oid, arguments: *mut pg_sys::List, collation: Oid) -> bool {
     // SAFETY: looks into the catalog caches; the arguments are nodes.
     unsafe {
+        // Without a collation that is known a comparison fails on the first value. PostgreSQL calls it leakproof all the same, and
+        // asks it before everything else: so it fails at once, whatever rows there are.
+        let is_collatable =
+            |cell: &pg_sys::ListCell| pg_sys::type_is_collatable(pg_sys::exprType(cell.ptr_value.cast()));
+        if collation == pg_sys::InvalidOid && elements(arguments).iter().any(is_collatable) {
+            TtlError::NoCollation.raise();
+        }
+        if LIKE.contains(&operator.to_u32()) && !pg_sys::get_collation_isdeterministic(collation) {
+            return true;
+        }
         if pg_sys::get_func_leakproof(pg_sys::get_opcode(operator)) {
             return false;
         }

@@ -240,7 +240,8 @@ fn save(
         None => catalog.insert(&table.schema, &table.name, &subject.name, &definition),
     }?;
     if options.hide_expired {
-        table.create_trigger("ttl_make_room", "INSERT OR UPDATE", MAKE_ROOM, id)?;
+        // Triggers fire in the order of their names: this one goes by what the others have made of the row.
+        table.create_trigger("~ttl_make_room", "INSERT OR UPDATE", MAKE_ROOM, id)?;
     } else {
         table.drop_triggers(MAKE_ROOM, Some(id))?;
     }

@@ -203,7 +203,8 @@ impl Table {
             return Ok(false);
         }
         let create = format!(
-            "CREATE TRIGGER {name}_{rule_id} BEFORE {events} ON {} FOR EACH ROW EXECUTE FUNCTION {}('{rule_id}')",
+            "CREATE TRIGGER {} BEFORE {events} ON {} FOR EACH ROW EXECUTE FUNCTION {}('{rule_id}')",
+            quote_identifier(format!("{name}_{rule_id}")),
             self.qualified_name(),
             Catalog::open()?.function(function),
         );

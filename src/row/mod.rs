@@ -100,6 +100,7 @@ pub fn get(row: &Row<'_>) -> Result<f64, TtlError> {
     const GONE: f64 = -2.0;
     let prepared = prepared(row, Operation::Get)?;
     let arguments = prepared.arguments(row, vec![])?;
+    prepared.owner.as_ref().map_or(Ok(()), |owner| owner.check_caller(&prepared.table))?;
     let seconds = match &prepared.owner {
         // Whoever may read all of the table need not look first.
         Some(owner) if !access::may_read_all(row.relid) && !owner.finds(&arguments) => None,
@@ -139,6 +140,7 @@ pub fn persist(row: &Row<'_>) -> Result<bool, TtlError> {
 fn change(row: &Row<'_>, operation: Operation, arguments: Vec<DatumWithOid<'_>>) -> Result<bool, TtlError> {
     let prepared = prepared(row, operation)?;
     let arguments = prepared.arguments(row, arguments)?;
+    prepared.owner.as_ref().map_or(Ok(()), |owner| owner.check_caller(&prepared.table))?;
     // The row that is judged is the one that is changed: it is locked.
     let may_change = |owner: &Owner| owner.finds(&arguments) && owner.allows(&arguments);
     if !prepared.owner.as_ref().is_none_or(may_change) {
@@ -176,6 +178,11 @@ impl Drop for Setting {
 }
 
 impl Owner {
+    /// Refuses to run the owner's code in a session of somebody else, who may have had it compiled for a search path of his own.
+    fn check_caller(&self, table: &str) -> Result<(), TtlError> {
+        if access::is_member_of(self.role) { Ok(()) } else { Err(TtlError::OwnersCode(table.to_owned())) }
+    }
+
     /// Whether the caller sees the row.
     fn finds(&self, arguments: &[DatumWithOid<'_>]) -> bool {
         let claim = self.claim_plan.get_or_init(|| Plan::new(&self.claim, &mut self.types.clone()));

@@ -35,7 +35,7 @@ pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation, columns: &[Strin
     let row = row.join(" AND ");
     let expiry = &rule.expiry;
     let endless = endless(rule);
-    let has_code = rule.options.filter.is_some() || rule.attnum.is_none();
+    let has_code = !rule.meanings.are_harmless(rule.options.filter.is_some(), rule.attnum.is_none());
     // The caller needs the right to read what the answer tells of.
     let claim = |lock: &str| {
         let column = rule.attnum.map(|_| rule.column.clone());

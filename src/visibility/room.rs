@@ -146,11 +146,19 @@ impl Room {
             || TtlError::HiddenKey { constraint: constraint.name.clone(), is_exclusion: constraint.is_exclusion };
         match &self.way {
             Way::Never => Err(refused()),
-            Way::Heap => Ok(existing.delete()),
+            // A row of the very statement that is running can be locked, which tells, but not deleted.
+            Way::Heap => Ok(match existing.lock() {
+                Outcome::Done => existing.delete(),
+                outcome => outcome,
+            }),
             Way::Statement(plan) => {
                 let deferred = cascade::deferred(self.relid)?;
-                // Triggers that are deferred would run as whoever commits.
-                if deferred.triggers || cascade::check(self.relid, self.owner, Cascade::Delete).is_err() {
+                // In a session of somebody else the owner's code may have been compiled for another search path; and triggers that
+                // are deferred would run as whoever commits.
+                if !(access::is_member_of(self.owner) || cascade::is_mechanical(self.relid)?)
+                    || deferred.triggers
+                    || cascade::check(self.relid, self.owner, Cascade::Delete).is_err()
+                {
                     return Err(refused());
                 }
                 let delete = || plan.run(Places::These(&[existing.tid()]));
@@ -160,7 +168,15 @@ impl Room {
                 } else {
                     identity::sandboxed_as(self.owner, delete)
                 };
-                if removed == 0 { Err(refused()) } else { Ok(Outcome::Done) }
+                if removed > 0 {
+                    return Ok(Outcome::Done);
+                }
+                // Somebody else has removed or changed it; or a trigger keeps it, or an old snapshot does not see it.
+                match existing.lock() {
+                    Outcome::Done if access::has_old_snapshot() => Err(TtlError::ExpiredMeanwhile),
+                    Outcome::Done => Err(refused()),
+                    outcome => Ok(outcome),
+                }
             }
         }
     }

@@ -191,3 +191,40 @@ fn a_trigger_behind_a_foreign_key_neither_sees_nor_revives_hidden_rows() {
     assert_eq!(session.get("SELECT id FROM t"), "2");
     assert_eq!(db.get("SET pg_ttl_index.hide_expired = off; SELECT id, v FROM t ORDER BY 1"), "1|dead\n2|live");
 }
+
+#[test]
+fn neither_alter_table_nor_what_stands_in_from_gets_at_hidden_rows() {
+    let mut db = with("");
+    let (owner, other) = (db.role("owner"), db.role("other"));
+    db.session(&owner).run(&format!(
+        "CREATE TABLE t (token text PRIMARY KEY, at timestamptz NOT NULL); INSERT INTO t VALUES ('dead', '2020-01-01'), ('live', now());
+         SELECT ttl_create_index('t', 'at', 60, hide_expired => true); GRANT SELECT ON t TO {other}"
+    ));
+    let mut session = db.session(&other);
+    session.run("CREATE TABLE m (c text); INSERT INTO m VALUES ('x')");
+    for query in [
+        "SELECT fk.token FROM public.t fk",
+        "SELECT fk.token FROM ONLY public.t fk LEFT OUTER JOIN ONLY public.m pk ON (pk.c OPERATOR(pg_catalog.=) fk.token) WHERE pk.c IS NULL AND (fk.token IS NOT NULL)",
+    ] {
+        session.run(&format!("ALTER TABLE m ALTER c TYPE text USING query_to_xml('{query}', true, false, '')::text"));
+        assert!(!session.get("SELECT c FROM m").contains("dead"), "{query}");
+    }
+    session.run("CREATE FUNCTION leak(text) RETURNS int LANGUAGE plpgsql IMMUTABLE COST 0.0001 AS 'BEGIN RAISE NOTICE ''%'', $1; RETURN 1; END'; SET enable_indexscan = off; SET enable_bitmapscan = off");
+    for query in [
+        "SELECT t.token FROM t, LATERAL (VALUES (leak(t.token))) v (y) WHERE v.y = 1",
+        "SELECT t.token FROM t, LATERAL leak(t.token) AS y WHERE y = 1",
+        "SELECT t.token FROM t, LATERAL generate_series(1, leak(t.token)) AS y WHERE y = 1",
+    ] {
+        assert_eq!(session.get(query), "live", "{query}");
+        assert!(!session.notices().iter().any(|notice| notice.contains("dead")), "{query}");
+    }
+    db.run("CREATE TABLE g (id int PRIMARY KEY, a text COLLATE \"C\", b text COLLATE \"POSIX\", at timestamptz NOT NULL);
+            INSERT INTO g VALUES (1, 'a', 'b', '2020-01-01'); SELECT ttl_create_index('g', 'at', 60, hide_expired => true); SET enable_seqscan = off");
+    for id in [1, 2] {
+        assert_eq!(
+            db.error(&format!("SELECT count(*) FROM g WHERE id = {id} AND a < b")).code,
+            "42P22",
+            "row or no row"
+        );
+    }
+}

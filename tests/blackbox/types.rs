@@ -204,3 +204,15 @@ fn a_rule_restored_onto_columns_of_other_types_waits() {
     assert_eq!(target.error("SELECT ttl_runner('t')").code, "42804");
     assert_eq!(target.get("SELECT count(*) FROM t WHERE n IS NOT NULL"), "1");
 }
+
+#[test]
+fn another_default_of_an_argument_is_another_function() {
+    let mut db = crate::sweep::with(
+        "CREATE FUNCTION old(n int, years int DEFAULT 10) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT n > years';
+         CREATE TABLE t (at timestamptz, age int); INSERT INTO t VALUES ('2020-01-01', 5);
+         SELECT ttl_create_index('t', 'at', 60, filter => 'old(age)', index_method => 'none')",
+    );
+    db.run("CREATE OR REPLACE FUNCTION old(n int, years int DEFAULT 3) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT n > years'");
+    assert_eq!(db.error("SELECT ttl_runner('t')").code, "55000");
+    assert_eq!(db.get("SELECT count(*) FROM t"), "1");
+}

@@ -4,7 +4,7 @@ use crate::sweep::with;
 use harness::{Database, Session, SqlError};
 use std::time::{Duration, Instant};
 
-const INSERTS: [&str; 7] = [
+const INSERTS: [&str; 8] = [
     "INSERT INTO t VALUES (1, now(), 'new')",
     "INSERT INTO t VALUES (1, now(), 'new') ON CONFLICT (id) DO UPDATE SET at = excluded.at, v = 'new'",
     "INSERT INTO t VALUES (1, now(), 'new') ON CONFLICT (id) DO NOTHING",
@@ -13,6 +13,8 @@ const INSERTS: [&str; 7] = [
          WHEN NOT MATCHED THEN INSERT VALUES (s.id, now(), 'new')",
     "UPDATE t SET id = 1, v = 'new' WHERE id = 2",
     "WITH w AS (INSERT INTO t VALUES (1, now(), 'new') ON CONFLICT (id) DO UPDATE SET v = 'new', at = now() RETURNING 1) SELECT count(*) FROM w",
+    // What nobody reads runs when everything else is done.
+    "WITH w AS (INSERT INTO t VALUES (1, now(), 'new') ON CONFLICT DO NOTHING) SELECT 1",
 ];
 
 fn table() -> Database {
@@ -231,4 +233,44 @@ fn no_upsert_on_a_hot_key_is_lost() {
         assert_eq!(lost, 0, "of {written}");
         assert!(errors.is_empty(), "{errors:?}");
     }
+}
+
+#[test]
+fn keys_that_triggers_and_generated_columns_make_are_seen_too() {
+    let mut db = with(
+        "CREATE TABLE g (id int PRIMARY KEY, a text, low text UNIQUE GENERATED ALWAYS AS (lower(a)) STORED, at timestamptz);
+         CREATE TABLE k (key text PRIMARY KEY, at timestamptz);
+         CREATE FUNCTION make() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.key := lower(NEW.key); RETURN NEW; END';
+         CREATE TRIGGER zz_make BEFORE INSERT ON k FOR EACH ROW EXECUTE FUNCTION make();
+         SELECT ttl_create_index('g', 'at', 60, hide_expired => true), ttl_create_index('k', 'at', 60, hide_expired => true);
+         INSERT INTO g VALUES (1, 'H', DEFAULT, '2020-01-01'); INSERT INTO k VALUES ('h', '2020-01-01')",
+    );
+    db.run("INSERT INTO g VALUES (2, 'h', DEFAULT, now()) ON CONFLICT DO NOTHING; INSERT INTO k VALUES ('H', now()) ON CONFLICT DO NOTHING");
+    assert_eq!(db.get("SELECT id, low FROM g; SELECT key FROM k"), "2|h\nh");
+    db.run("INSERT INTO g VALUES (3, 'X', DEFAULT, now()); UPDATE g SET at = '2020-01-01' WHERE id = 3");
+    db.run("UPDATE g SET a = 'x' WHERE id = 2");
+    assert_eq!(db.get("SELECT id, low FROM g"), "2|x");
+}
+
+#[test]
+fn an_error_inside_a_statement_does_not_make_it_forget_what_it_is() {
+    let mut db = table();
+    db.run(
+        "CREATE TABLE other (id int NOT NULL);
+         CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS
+             'BEGIN BEGIN INSERT INTO public.other VALUES (NULL); EXCEPTION WHEN OTHERS THEN NULL; END; RETURN NEW; END';
+         CREATE TRIGGER fails BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION fails()",
+    );
+    let mut blocker = db.session("postgres");
+    blocker.run("BEGIN; UPDATE t SET at = '2020-01-01', v = 'dead' WHERE id = 1");
+    run_behind(
+        &db,
+        blocker,
+        "INSERT INTO t SELECT i, now(), 'new' FROM (VALUES (5), (1)) x (i) ON CONFLICT DO NOTHING",
+    )
+    .expect("a write");
+    assert_eq!(db.get("SELECT v FROM t WHERE id = 1"), "new");
+    db.run(
+        "DROP TRIGGER fails ON t; INSERT INTO t VALUES (7, '2020-01-01', 'a'), (7, now(), 'b') ON CONFLICT DO NOTHING",
+    );
 }
