@@ -145,8 +145,18 @@ impl Catalog {
         Ok(rules)
     }
 
+    /// Whether a role may rule the table of a rule.
+    pub(super) fn is_ruled_by(&self, id: i64, role: Oid) -> Result<bool, TtlError> {
+        let sql = format!(
+            "SELECT pg_has_role($2, c.relowner, 'USAGE') FROM {}.ttl_binding b JOIN pg_class c ON c.oid = b.relid
+             WHERE b.rule_id = $1",
+            self.schema
+        );
+        Ok(self.with_rights(|| spi::read(&sql, &[id.into(), role.into()], |row| row.get(1)))? == [Some(true)])
+    }
+
     /// Locks what the catalog has of a rule, unless somebody else has locked it.
-    fn is_free(&self, id: i64) -> Result<bool, TtlError> {
+    pub(super) fn is_free(&self, id: i64) -> Result<bool, TtlError> {
         let sql = format!(
             "SELECT FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              WHERE t.id = $1 FOR UPDATE OF t, b SKIP LOCKED",

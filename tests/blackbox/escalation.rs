@@ -222,9 +222,13 @@ fn filters_and_expressions_when_somebody_looks_at_a_row() {
          SELECT ttl_create_index('t', 'ends(at)', 60)"
     ));
     trap.db.run("TRUNCATE seen");
-    for session in [&mut trap.db.session("postgres"), &mut trap.db.session(&reader)] {
+    for session in [&mut trap.db.session("postgres"), &mut trap.db.session(&owner)] {
         session.run("SELECT ttl_get('t', '1', 'at'), ttl_get('t', '1', 'public.ends(at)'), count(*) FROM ttl_summary");
         session.run("SELECT ttl_get('t', '1', 'at')");
+    }
+    for column in ["at", "public.ends(at)"] {
+        let get = format!("SELECT ttl_get('t', '1', '{column}')");
+        assert_eq!(trap.db.session(&reader).error(&get).code, "42501", "not in a session of somebody else");
     }
     trap.db.run("SELECT count(*) FROM ttl_preview('t')");
     let seen = format!("SELECT DISTINCT how, replace(who, '{owner}', 'owner') FROM seen ORDER BY 1, 2");
