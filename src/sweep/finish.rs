@@ -1,5 +1,6 @@
 //! The end of a sweep, and what is written of it.
 
+use super::sandbox::lock_timeout;
 use super::{Step, Sweep};
 use crate::catalog::{Catalog, Outcome, Trigger};
 use crate::error::TtlError;
@@ -97,9 +98,12 @@ pub fn record_failure(
 
 /// Waits for the rule's row no longer than for a table: somebody may hold it in a transaction that is left open.
 fn with_patience<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, TtlError> {
-    identity::with_settings(&[(c"lock_timeout", c"50ms")], work)
+    identity::with_settings(&[(c"lock_timeout", &lock_timeout())], work)
 }
 
 fn record(catalog: &Catalog, outcome: &Outcome<'_>) -> Result<(), TtlError> {
-    with_patience(|| catalog.record_outcome(outcome))
+    // A worker does not wait for an owner who keeps failing rules locked: others have their turn.
+    let is_failing = outcome.trigger == Trigger::Worker && outcome.failure.is_some();
+    let patience = if is_failing { c"50ms".to_owned() } else { lock_timeout() };
+    identity::with_settings(&[(c"lock_timeout", &patience)], || catalog.record_outcome(outcome))
 }
