@@ -255,7 +255,7 @@ impl Sweep {
 
     /// How long the next batch should wait before it asks again, if it has to.
     pub fn hold(&self) -> Result<Option<Duration>, Failure> {
-        let hold = self.pace.hold(&self.catalog, self.scope)?;
+        let hold = self.pace.hold(&self.rule, &self.catalog, self.scope)?;
         if let Some((hold, _)) = hold {
             self.report(Some(hold));
         }

@@ -7,7 +7,7 @@ use crate::pg::board::{self, Hold};
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{process, spi};
 use pgrx::datum::datetime_support::clock_timestamp;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,8 @@ const LONGEST_DEBT: i64 = 10_000_000;
 pub struct Pace {
     /// When what it did is paid for at the rule's own rate.
     paid: Option<Instant>,
+    /// What was paid in advance for the next batch, in microseconds at the rate of the server.
+    advance: Cell<i64>,
 }
 
 impl Pace {
@@ -32,7 +34,7 @@ impl Pace {
     }
 
     /// What the next batch has to wait for, and how long until it is worth asking again.
-    pub fn hold(&self, catalog: &Catalog, scope: Scope) -> Result<Option<(Hold, Duration)>, Failure> {
+    pub fn hold(&self, rule: &Rule, catalog: &Catalog, scope: Scope) -> Result<Option<(Hold, Duration)>, Failure> {
         let (now, all) = (i64::from(clock_timestamp()), board::paid());
         let left = |until: i64| Duration::from_micros(u64::try_from(until - now).unwrap_or(0));
         let own = self.paid.map_or(Duration::ZERO, |paid| paid.saturating_duration_since(Instant::now()));
@@ -44,24 +46,40 @@ impl Pace {
         if let Some(hold) = rates.into_iter().filter(|(_, left)| !left.is_zero()).max_by_key(|(_, left)| *left) {
             return Ok(Some(hold));
         }
-        let Some(most) = guc::max_replica_lag() else { return Ok(None) };
-        let lags = STANDBYS.with_borrow_mut(|standbys| scope.attempt(|| standbys.lag_beyond(most, catalog)))?;
-        Ok(lags.then_some((Hold::ReplicaLag, LOOK_AT_STANDBYS)))
+        if let Some(most) = guc::max_replica_lag()
+            && STANDBYS.with_borrow_mut(|standbys| scope.attempt(|| standbys.lag_beyond(most, catalog)))?
+        {
+            return Ok(Some((Hold::ReplicaLag, LOOK_AT_STANDBYS)));
+        }
+        // Two that ask at the same moment must not both go on: the one pays before the other asks.
+        if let Some(rate) = guc::max_rows_per_second() {
+            let rows = i64::try_from(Self::batch_limit(rule)).unwrap_or(i64::MAX);
+            let cost = micros(rows, rate.into());
+            if !board::pay_in_advance(now, cost) {
+                return Ok(Some((Hold::Rate, Duration::from_millis(10))));
+            }
+            self.advance.set(cost);
+        }
+        Ok(None)
     }
 
     /// Takes down what a batch did. Others wait for it no longer than a while, whatever it was.
     pub fn spend(&mut self, rule: &Rule, rows: i64, wal_bytes: i64) {
-        let micros = |amount: i64, rate: i64| (amount.saturating_mul(1_000_000) / rate.max(1)).min(LONGEST_DEBT);
         if let Some(rate) = rule.options.max_rows_per_second {
             let cost = Duration::from_micros(micros(rows, rate.into()).unsigned_abs());
             self.paid = Some(self.paid.map_or_else(Instant::now, |paid| paid.max(Instant::now())) + cost);
         }
-        let rows = guc::max_rows_per_second().map_or(0, |rate| micros(rows, rate.into()));
+        let rows = guc::max_rows_per_second().map_or(0, |rate| micros(rows, rate.into())) - self.advance.take();
         let wal = guc::max_wal_per_second().map_or(0, |rate| micros(wal_bytes, rate));
-        if rows > 0 || wal > 0 {
+        if rows != 0 || wal != 0 {
             board::pay(clock_timestamp().into(), rows, wal);
         }
     }
+}
+
+/// What an amount costs at a rate a second.
+fn micros(amount: i64, rate: i64) -> i64 {
+    (amount.saturating_mul(1_000_000) / rate.max(1)).min(LONGEST_DEBT)
 }
 
 thread_local! {

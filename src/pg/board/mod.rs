@@ -242,6 +242,24 @@ pub fn paid() -> Paid {
     if is_preloaded() { BOARD.share().paid } else { OWN_PAID.get() }
 }
 
+/// Pays for a batch before it begins, if what was done before is paid for; tells whether it is.
+pub fn pay_in_advance(now: i64, rows: i64) -> bool {
+    let pay = |paid: &mut Paid| {
+        let is_free = paid.rows <= now;
+        if is_free {
+            paid.rows = now + rows;
+        }
+        is_free
+    };
+    if is_preloaded() {
+        return pay(&mut BOARD.exclusive().paid);
+    }
+    let mut paid = OWN_PAID.get();
+    let is_free = pay(&mut paid);
+    OWN_PAID.set(paid);
+    is_free
+}
+
 /// Adds to that what a batch cost, in microseconds from `now` on.
 pub fn pay(now: i64, rows: i64, wal: i64) {
     let add = |paid: Paid| Paid { rows: paid.rows.max(now) + rows, wal: paid.wal.max(now) + wal };
