@@ -17,7 +17,7 @@ export LOGS = $(CACHE)/log/pg$(PG)
 STEP = .ci/step
 FEATURES = --no-default-features --features pg$(PG)
 
-.PHONY: help setup install demo bench regress test fmt clippy doc pgtest blackbox clean
+.PHONY: help setup install schema demo bench regress test fmt clippy doc pgtest blackbox clean
 
 help:
 	@echo 'make demo   build, start a throw-away server, and show what the extension does'
@@ -31,6 +31,9 @@ setup:
 
 install: setup
 	@$(STEP) 'build and install the extension' .ci/install
+
+schema: install
+	@$(STEP) 'write the upgrade script' .ci/schema
 
 demo: install
 	@$(STEP) 'build the demo' cargo build --package pg_ttl_index_tests --bin demo

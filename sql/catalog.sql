@@ -189,6 +189,14 @@ CREATE INDEX ON ttl_history_log (finished_at);
 -- Holds a row while automatic sweeping is switched off in this database.
 CREATE TABLE ttl_worker_off (
     since timestamptz NOT NULL DEFAULT now(),
+    -- What switched it off, if not somebody who called ttl_stop_worker().
+    because text,
     only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one)
 );
 SELECT pg_extension_config_dump('ttl_worker_off', '');
+
+-- The point-in-time recoveries of the server that this database has taken note of: sweeping was switched off for each, or there was
+-- nothing yet to sweep.
+CREATE TABLE ttl_recovery (
+    id bigint PRIMARY KEY
+);

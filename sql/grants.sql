@@ -1,7 +1,7 @@
 -- Who may do what. The functions that register check ownership of the table themselves, so anyone may call them; the
 -- catalog is written through them alone.
 REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_start_worker(), ttl_stop_worker() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_bind() FROM PUBLIC;
+REVOKE ALL ON FUNCTION ttl_bind(), ttl_adopt() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_follow_ddl() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_hook(text)

@@ -73,6 +73,7 @@ BEGIN ATOMIC
            t.expire_after, t.filter, t.time_zone, t.index_method, t.unit, t.hide_expired,
            CASE WHEN NOT t.active THEN NULL
                 WHEN resting.hold IS NOT NULL THEN resting.hold
+                WHEN (SELECT @extschema@.ttl_database_hold()) IS NOT NULL THEN (SELECT @extschema@.ttl_database_hold())
                 WHEN sweep.hold IS NOT NULL THEN sweep.hold
                 WHEN NOT run_window.is_open THEN 'run_window'
                 WHEN @extschema@.ttl_waits_for_process(t.id) THEN 'max_worker_processes'

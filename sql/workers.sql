@@ -1,4 +1,7 @@
--- Workers are known by their backend type, which a session cannot take on as it can an application name.
+-- A database that gets the extension now has nothing to rescue.
+INSERT INTO ttl_recovery SELECT id FROM ttl_last_recovery() AS id WHERE id IS NOT NULL;
+
+-- A row for each worker, and one for this database if something keeps it from being swept. Workers are known by their backend type, which a session cannot take on as it can an application name.
 CREATE FUNCTION ttl_worker_status() RETURNS TABLE (
     worker_pid integer,
     application_name text,
@@ -15,7 +18,10 @@ BEGIN ATOMIC
            CASE WHEN pg_has_role(session_user, 'pg_read_all_stats', 'USAGE') THEN a.query END
     FROM pg_stat_activity a
     WHERE a.backend_type = 'pg_ttl_index worker'
-    ORDER BY a.backend_start
+    UNION ALL
+    SELECT NULL, NULL, 'held: ' || held.because, NULL, NULL, NULL, current_database(), NULL
+    FROM @extschema@.ttl_database_hold() AS held (because) WHERE held.because IS NOT NULL
+    ORDER BY 4
     ;
 END;
 

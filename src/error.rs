@@ -1,5 +1,6 @@
 //! Every error the extension raises of its own: one variant, one SQLSTATE, a hint where a user can act.
 
+use crate::catalog::Unserved;
 use crate::pg::expression::Purpose;
 use crate::rule::{Invalid, Mark, Options, Source};
 use pgrx::pg_sys::panic::ErrorReport;
@@ -161,6 +162,8 @@ pub enum TtlError {
     CannotCommit,
     #[error("extension pg_ttl_index is not installed in this database")]
     NotInstalled,
+    #[error("{0}")]
+    Unserved(Unserved),
     #[error(transparent)]
     Spi(#[from] pgrx::spi::Error),
 }
@@ -233,7 +236,9 @@ impl TtlError {
             Self::PurgeTaken(_) => Code::ERRCODE_DUPLICATE_OBJECT,
             Self::MarkIsGenerated(_) => Code::ERRCODE_GENERATED_ALWAYS,
             Self::AmbiguousRule { .. } => Code::ERRCODE_AMBIGUOUS_COLUMN,
-            Self::NoClock(_) | Self::NotLoaded | Self::IsPurge { .. } => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Self::NoClock(_) | Self::NotLoaded | Self::IsPurge { .. } | Self::Unserved(_) => {
+                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
+            }
             Self::NotOurTrigger => Code::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
             Self::NoRule { .. } | Self::NoRules(_) | Self::NoPrimaryKey(_) | Self::NotInstalled => {
                 Code::ERRCODE_UNDEFINED_OBJECT
@@ -363,6 +368,7 @@ impl TtlError {
             Self::Invalid(Invalid::UnitRange(_)) => Some("Use a wider column, or another unit or time to live.".into()),
             Self::CannotCommit => Some("Use ttl_runner to sweep within a transaction.".into()),
             Self::NotInstalled => Some("Use CREATE EXTENSION pg_ttl_index.".into()),
+            Self::Unserved(reason) => Some(reason.hint().into()),
             _ => None,
         }
     }

@@ -30,6 +30,9 @@ static MAX_WAL_PER_SECOND: GucSetting<i32> = GucSetting::<i32>::new(0);
 /// How far a standby or slot may be behind before sweeps wait: bytes or a time, with a unit; empty is any.
 static MAX_REPLICA_LAG: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 
+/// Whether sweeping stays off after a point-in-time recovery until somebody switches it on.
+static HOLD_AFTER_RECOVERY: GucSetting<bool> = GucSetting::<bool>::new(true);
+
 /// Whether this session sees what is hidden from others, if it may.
 static HIDE_EXPIRED: GucSetting<bool> = GucSetting::<bool>::new(true);
 
@@ -45,6 +48,14 @@ pub fn init() {
         c"Lets workers remove expired rows.",
         c"",
         &ENABLED,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_bool_guc(
+        c"pg_ttl_index.hold_after_recovery",
+        c"Switches sweeping off after a point-in-time recovery until ttl_start_worker() is called.",
+        c"",
+        &HOLD_AFTER_RECOVERY,
         GucContext::Sighup,
         GucFlags::default(),
     );
@@ -134,6 +145,10 @@ pub fn init() {
 
 pub fn enabled() -> bool {
     ENABLED.get()
+}
+
+pub fn hold_after_recovery() -> bool {
+    HOLD_AFTER_RECOVERY.get()
 }
 
 pub fn naptime() -> Duration {

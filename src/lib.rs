@@ -34,6 +34,7 @@ extension_sql_file!(
         "catalog",
         api::rules::ttl_default_batch_size,
         api::rules::ttl_holds,
+        api::workers::ttl_database_hold,
         api::workers::ttl_is_large,
         api::workers::ttl_lags,
         api::workers::ttl_next_due,
@@ -43,7 +44,12 @@ extension_sql_file!(
         api::workers::ttl_waits_for_process
     ]
 );
-extension_sql_file!("../sql/workers.sql", name = "workers", requires = ["catalog", api::workers::ttl_progress_slots]);
+extension_sql_file!(
+    "../sql/workers.sql",
+    name = "workers",
+    requires =
+        ["catalog", api::workers::ttl_database_hold, api::workers::ttl_last_recovery, api::workers::ttl_progress_slots]
+);
 extension_sql_file!("../sql/rows.sql", name = "rows");
 extension_sql_file!("../sql/sweeps.sql", name = "sweeps");
 extension_sql_file!("../sql/grants.sql", name = "grants", finalize);
@@ -57,6 +63,7 @@ pub extern "C-unwind" fn _PG_init() {
     visibility::install();
     if pg::access::is_preloading() {
         pg::board::init();
+        pg::recovery::init();
         worker::register_launcher();
     }
 }

@@ -6,6 +6,7 @@ use crate::pg::{board, event, process};
 use pgrx::AllocatedByRust;
 use pgrx::datum::datetime_support::now;
 use pgrx::heap_tuple::PgHeapTuple;
+use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
 /// An error is raised here, because what a trigger returns as one loses its SQLSTATE.
@@ -59,6 +60,12 @@ pub fn ttl_bind<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
     })
 }
 
+/// Takes over the rules that an upgrade of the schema has written. Called by its script.
+#[pg_extern]
+fn ttl_adopt() -> Result<(), ErrorReport> {
+    Ok(Catalog::open()?.adopt()?)
+}
+
 fn answer<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, std::convert::Infallible> {
     Ok(work().unwrap_or_else(|error| error.raise()))
 }
@@ -75,11 +82,10 @@ fn id_of(row: &PgHeapTuple<'_, AllocatedByRust>) -> Result<i64, TtlError> {
 #[pg_guard]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn ttl_follow_ddl(call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    event::answer(call, |event| match Catalog::open() {
-        Ok(catalog) => catalog.follow(event),
-        // The extension is on its way, in or out.
-        Err(TtlError::NotInstalled) => Ok(()),
-        Err(error) => Err(error),
+    event::answer(call, |event| match Catalog::open_if_served()? {
+        Some(catalog) => catalog.follow(event),
+        // The extension is on its way, in or out, or not for us.
+        None => Ok(()),
     })
 }
 

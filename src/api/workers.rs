@@ -1,10 +1,11 @@
 //! Starting, stopping and watching workers.
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Unserved};
+use crate::error::TtlError;
 use crate::pg::access::refuse_if_read_only;
 use crate::pg::board::{For, Hold};
 use crate::pg::transaction::subtransaction;
-use crate::pg::{board, memo, process, relation};
+use crate::pg::{board, memo, process, recovery, relation};
 use crate::rule::Window;
 use crate::sweep::{self, lag};
 use crate::worker;
@@ -16,8 +17,8 @@ use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
 /// Switches automatic sweeping on in this database.
-#[pg_extern]
-fn ttl_start_worker() -> Result<bool, ErrorReport> {
+#[pg_extern(name = "ttl_start_worker")]
+fn start_worker() -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_start_worker()");
     Catalog::open()?.set_sweeping(true)?;
     if board::is_preloaded() {
@@ -37,18 +38,61 @@ fn ttl_start_worker() -> Result<bool, ErrorReport> {
 }
 
 /// Switches automatic sweeping off in this database; `false` where it was off.
-#[pg_extern]
-fn ttl_stop_worker() -> Result<bool, ErrorReport> {
+#[pg_extern(name = "ttl_stop_worker")]
+fn stop_worker() -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_stop_worker()");
     let stopped = Catalog::open()?.set_sweeping(false)?;
     process::at_commit(board::wake);
     Ok(stopped)
 }
 
-/// Has the worker look at its rules when this transaction commits.
+/// Has every session look anew at what this database has of the extension when this transaction commits, and a worker begin. To be
+/// called at the end of every script of the extension.
 #[pg_extern]
 fn ttl_wake() {
+    memo::forget_all();
     process::at_commit(board::wake);
+}
+
+/// The last point-in-time recovery of this server, if there was one.
+#[pg_extern(stable)]
+pub fn ttl_last_recovery() -> Option<i64> {
+    recovery::last()
+}
+
+/// Why nothing is swept in this database, if there is such a reason: its schema, or a recovery.
+#[pg_extern(stable)]
+pub fn ttl_database_hold() -> Result<Option<String>, ErrorReport> {
+    match Catalog::open() {
+        Ok(catalog) => Ok(catalog.off_because()?),
+        Err(error @ TtlError::Unserved(_)) => Ok(Some(error.to_string())),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What version 3.0.0 of the schema calls in the library. Declared there.
+#[pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn ttl_start_worker(_call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    TtlError::Unserved(Unserved::Older("3.0.0".into())).raise()
+}
+
+/// The same.
+#[pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn ttl_stop_worker(call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    ttl_start_worker(call)
+}
+
+/// What PostgreSQL asks of a function written in C.
+#[unsafe(no_mangle)]
+pub extern "C" fn pg_finfo_ttl_start_worker() -> &'static pg_sys::Pg_finfo_record {
+    &pg_sys::Pg_finfo_record { api_version: 1 }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pg_finfo_ttl_stop_worker() -> &'static pg_sys::Pg_finfo_record {
+    pg_finfo_ttl_start_worker()
 }
 
 /// Has every session forget what it knows of the rules on a table, and plan its queries anew, when this transaction

@@ -11,7 +11,8 @@ use crate::pg::expression::Purpose;
 use crate::pg::plan::Plan;
 use crate::pg::transaction::{Failure, subtransaction};
 use crate::pg::{access, identity, meaning, spi};
-use pgrx::pg_sys::Oid;
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::{self, Oid};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -53,6 +54,10 @@ const ORPHANED: &str =
        AND (SELECT EXISTS (SELECT FROM dropped WHERE object_type IN ('trigger', 'rule')
                              AND to_regclass(format('%I.%I', address_names[1], address_names[2])) IS NULL))";
 
+/// Only those on tables that a role rules.
+const RULED: &str = "WHERE EXISTS (SELECT FROM $schema$.ttl_binding b JOIN pg_class c ON c.oid = b.relid
+     WHERE b.rule_id = concerned.rule_id AND pg_has_role($1, c.relowner, 'USAGE'))";
+
 thread_local! {
     /// The queries for the rules that a command concerns, by their text.
     static CONCERNED: RefCell<HashMap<String, std::rc::Rc<Plan>>> = RefCell::new(HashMap::new());
@@ -81,41 +86,58 @@ struct Bound {
 impl Catalog {
     /// Follows a command. An error in a rule does not stand in the way of it: the rule says why it no longer works.
     pub fn follow(&self, event: &Event<'_>) -> Result<(), TtlError> {
-        let concerned = self.concerned(event.is_drop());
+        let concerned = self.concerned(event);
         if concerned.is_empty() {
             return Ok(());
         }
         let recomputed = if event.is_drop() { Vec::new() } else { event.recomputed_columns() };
         for id in concerned {
-            // Nobody waits for a stranger who has a rule on a function of his: what the rule means is asked again when it is swept.
-            if !event.is_drop() && !self.is_free(id)? && !self.is_ruled_by(id, access::current_role())? {
+            if self.is_ruled_by(id, access::current_role())? {
+                self.follow_rule(id, &recomputed)?;
+                // Without it, nobody can tell how late the rule is, and that is all. It reads the filter as the owner, whose functions
+                // may have been compiled for another search path in the session of a stranger.
+                let _ = subtransaction(|| self.know_probe(id));
                 continue;
             }
-            if let Err(failure) = subtransaction(|| self.follow_names(id)) {
-                self.record_fault(id, &failure)?;
-                continue;
+            // Nobody waits for a stranger who has locked his rule: what it means is asked again when it is swept.
+            let patience = [(c"lock_timeout", c"50ms")];
+            let followed = subtransaction(|| identity::with_settings(&patience, || self.follow_rule(id, &recomputed)));
+            if let Err(failure) = followed
+                && failure.code != PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE
+            {
+                failure.raise();
             }
-            if let Err(failure) = subtransaction(|| self.follow_columns(id, &recomputed)) {
-                self.record_fault(id, &failure)?;
-                continue;
-            }
-            // Without it, nobody can tell how late the rule is, and that is all.
-            let _ = subtransaction(|| self.know_probe(id));
         }
         Ok(())
     }
 
-    fn concerned(&self, is_drop: bool) -> Vec<i64> {
-        let (found, others) = if is_drop { (DROPPED, ORPHANED) } else { (TOUCHED, "") };
+    /// Follows a command that concerns a rule. What has not changed is neither written nor locked.
+    fn follow_rule(&self, id: i64, recomputed: &[String]) -> Result<(), TtlError> {
+        let followed = subtransaction(|| self.follow_names(id))
+            .and_then(|()| subtransaction(|| self.follow_columns(id, recomputed)));
+        match followed {
+            Err(failure) if failure.code == PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE => failure.raise(),
+            Err(failure) => self.record_fault(id, &failure),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// The rules that a command concerns. Anybody may use a function of somebody else's in rules, and as many as he likes: who
+    /// changes his function follows his own, and those of others are asked what they mean when they are swept.
+    fn concerned(&self, event: &Event<'_>) -> Vec<i64> {
+        let (found, others) = if event.is_drop() { (DROPPED, ORPHANED) } else { (TOUCHED, "") };
+        let ruled = if event.is_about_functions() { RULED } else { "" };
         let sql = format!(
             "WITH RECURSIVE {found}, {KIN}
              SELECT array_agg(rule_id ORDER BY rule_id)
              FROM (SELECT b.rule_id FROM {schema}.ttl_binding b
                    WHERE b.uses && ARRAY(SELECT oid FROM below WHERE oid IS NOT NULL UNION SELECT oid FROM above WHERE oid IS NOT NULL)
-                   {others}) AS concerned",
+                   {others}) AS concerned {ruled}",
             others = others.replace("$schema$", &self.schema),
+            ruled = ruled.replace("$schema$", &self.schema),
             schema = self.schema
         );
+        let role = access::current_role();
         let known = CONCERNED.with_borrow(|plans| plans.get(&sql).cloned());
         // The plan is kept, and a table that was small when it was made need not stay so.
         let by_index = [(c"enable_seqscan", c"off"), (c"enable_hashjoin", c"off"), (c"enable_mergejoin", c"off")];
@@ -123,7 +145,7 @@ impl Catalog {
             identity::with_pinned_names(|| {
                 identity::with_settings(&by_index, || {
                     let plan = known.unwrap_or_else(|| {
-                        let plan = std::rc::Rc::new(Plan::new(&sql, &mut []));
+                        let plan = std::rc::Rc::new(Plan::new(&sql, &mut [pg_sys::OIDOID]));
                         CONCERNED.with_borrow_mut(|plans| {
                             // Another name of the schema makes other texts.
                             if plans.len() > 8 {
@@ -133,7 +155,7 @@ impl Catalog {
                         });
                         plan
                     });
-                    plan.call::<Vec<i64>>(&[]).1.unwrap_or_default()
+                    plan.call::<Vec<i64>>(&[role.into()]).1.unwrap_or_default()
                 })
             })
         })
@@ -151,11 +173,13 @@ impl Catalog {
         // is bound to it when that comes.
         let objects = format!(
             "UPDATE {schema}.ttl_binding b
-             SET archive_relid = (SELECT oid FROM pg_class WHERE oid = b.archive_relid), hook = (SELECT oid FROM pg_proc WHERE oid = b.hook),
-                 index_relid = coalesce(b.index_relid, {schema}.ttl_ready_index(b.relid, t.index_name, t.concurrently))
-             FROM {schema}.ttl_index_table t
-             WHERE t.id = b.rule_id AND t.id = $1
-               AND (b.archive_relid IS NOT NULL OR b.hook IS NOT NULL OR b.index_relid IS NULL AND t.index_name IS NOT NULL)",
+             SET archive_relid = present.archive, hook = present.hook, index_relid = present.index
+             FROM (SELECT (SELECT oid FROM pg_class WHERE oid = known.archive_relid), (SELECT oid FROM pg_proc WHERE oid = known.hook),
+                          coalesce(known.index_relid, {schema}.ttl_ready_index(known.relid, t.index_name, t.concurrently))
+                   FROM {schema}.ttl_binding known JOIN {schema}.ttl_index_table t ON t.id = known.rule_id
+                   WHERE t.id = $1) AS present (archive, hook, index)
+             WHERE b.rule_id = $1
+               AND (b.archive_relid, b.hook, b.index_relid) IS DISTINCT FROM (present.archive, present.hook, present.index)",
             schema = self.schema
         );
         let names = format!(
@@ -264,7 +288,7 @@ impl Catalog {
         let (message, code) = (failure.message.clone(), failure.sqlstate());
         self.with_rights(|| {
             spi::execute(&fault, &[id.into(), message.into(), code.into()])?;
-            if failure.code == pgrx::PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH {
+            if failure.code == PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH {
                 spi::execute(&doubt, &[id.into()])?;
             }
             Ok::<_, TtlError>(())

@@ -7,24 +7,21 @@ mod outcome;
 mod probe;
 mod restore;
 mod rules;
+mod schema;
 mod sweepable;
+mod switch;
 
 pub use outcome::{Blocked, Outcome, Trigger};
 pub use probe::Probe;
 pub use rules::{Definition, RuleIndex, StoredRule};
+pub use schema::Unserved;
 pub use sweepable::{Broken, Claim, Rule};
-
-thread_local! {
-    /// The table of rules, as far as this process knows. It belongs to one database for all its life.
-    static RELID: Cell<Oid> = const { Cell::new(InvalidOid) };
-}
 
 use crate::error::TtlError;
 use crate::pg::{access, citus, identity, spi};
 use crate::rule::{Expiry, Options, Source};
-use pgrx::pg_sys::{InvalidOid, Oid};
+use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_literal};
-use std::cell::Cell;
 
 /// The extension's tables: where they live and whose they are.
 #[derive(Clone)]
@@ -37,24 +34,20 @@ pub struct Catalog {
 }
 
 impl Catalog {
+    /// The catalog of this database; an error if it has none that this library serves.
     pub fn open() -> Result<Self, TtlError> {
-        // Where the tables are is found out once; what they are called and whose they are, each time.
-        let known = RELID.get();
-        let is_there = access::relation_name(known).is_some_and(|name| name == "ttl_index_table");
-        let relid = if is_there { known } else { Self::find_table()? };
-        RELID.set(relid);
+        // Where the tables are is found out once; what their schema is called and whose they are, each time.
+        let relid = schema::rules_table()?;
         let (schema, owner) = access::place_of(relid).ok_or(TtlError::NotInstalled)?;
         Ok(Self { schema: quote_identifier(schema), owner, relid })
     }
 
-    fn find_table() -> Result<Oid, TtlError> {
-        let found = spi::peek(
-            "SELECT c.oid FROM pg_extension e
-             JOIN pg_class c ON c.relnamespace = e.extnamespace AND c.relname = 'ttl_index_table'
-             WHERE e.extname = 'pg_ttl_index'",
-            |row| row.get(1),
-        )?;
-        found.into_iter().flatten().next().ok_or(TtlError::NotInstalled)
+    /// The same, for what must not stand in anybody's way.
+    pub fn open_if_served() -> Result<Option<Self>, TtlError> {
+        match Self::open() {
+            Err(TtlError::NotInstalled | TtlError::Unserved(_)) => Ok(None),
+            opened => opened.map(Some),
+        }
     }
 
     /// When rows expire, by a value in them.

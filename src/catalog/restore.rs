@@ -52,6 +52,15 @@ impl Catalog {
         self.forget_rule(id)
     }
 
+    /// Binds all rules as if they were being registered: an upgrade of the schema has written them, and they are as they should be.
+    pub fn adopt(&self) -> Result<(), TtlError> {
+        let sql = format!("SELECT id FROM {}.ttl_index_table ORDER BY id", self.schema);
+        for id in self.with_rights(|| spi::query(&sql, &[], |row| row.get(1)))?.into_iter().flatten() {
+            self.bind(id, Binding::Registered)?;
+        }
+        self.release(None).map(|_| ())
+    }
+
     /// Follows a change of a rule's row, which stays on its table and column.
     pub fn check_written(&self, id: i64, has_other_mark: bool) -> Result<(), TtlError> {
         let stays = format!(

@@ -99,6 +99,11 @@ impl Rule {
         conditions
     }
 
+    /// Whether filter and expression call nothing of users. Nothing runs to find out.
+    pub fn calls_nothing_of_users(&self) -> bool {
+        self.meanings.are_harmless(self.options.filter.is_some(), self.attnum.is_none())
+    }
+
     /// What holds for a row that is not softly deleted, if the rule deletes so.
     pub fn unmarked(&self) -> Option<String> {
         self.mark.as_ref().map(|(column, mark)| mark.unmarked(column))
@@ -156,7 +161,7 @@ impl Catalog {
     }
 
     /// Locks what the catalog has of a rule, unless somebody else has locked it.
-    pub(super) fn is_free(&self, id: i64) -> Result<bool, TtlError> {
+    pub fn is_free(&self, id: i64) -> Result<bool, TtlError> {
         let sql = format!(
             "SELECT FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              WHERE t.id = $1 FOR UPDATE OF t, b SKIP LOCKED",
@@ -300,27 +305,6 @@ impl Catalog {
             let is_held = row.get::<String>(40).is_ok_and(|hold| hold.is_some());
             Broken { rule_id: id, version, failure, is_due, is_known, is_held }
         }))
-    }
-
-    /// Whether workers sweep this database.
-    pub fn is_sweeping_on(&self) -> Result<bool, TtlError> {
-        let sql = format!("SELECT NOT EXISTS (SELECT FROM {}.ttl_worker_off)", self.schema);
-        let on = self.with_rights(|| spi::read(&sql, &[], |row| row.get(1)))?;
-        Ok(on == [Some(true)])
-    }
-
-    /// Switches that on or off; tells whether it was not so before. Rules that rest after a restore are not to wait any longer then.
-    pub fn set_sweeping(&self, on: bool) -> Result<bool, TtlError> {
-        let sql = if on {
-            format!("DELETE FROM {}.ttl_worker_off", self.schema)
-        } else {
-            format!("INSERT INTO {}.ttl_worker_off DEFAULT VALUES ON CONFLICT DO NOTHING", self.schema)
-        };
-        let has_changed = self.with_rights(|| spi::execute(&sql, &[]))? > 0;
-        if on {
-            self.release(None)?;
-        }
-        Ok(has_changed)
     }
 
     /// Whether a worker is in this database, as the server sees it.

@@ -6,12 +6,11 @@ use super::plan::Tid;
 use super::planner::Condition;
 use super::trigger::Change;
 use pgrx::pg_sys::{self, Datum, Oid};
-use std::ffi::{CStr, CString};
 use std::ptr;
 
 /// A unique index or an exclusion constraint of a table.
 pub struct Constraint {
-    index: Oid,
+    pub(super) index: Oid,
     pub name: String,
     keys: Vec<Key>,
     /// Whether its keys are columns, and it has every row.
@@ -29,8 +28,8 @@ struct Key {
     strategy: u16,
     procedure: Oid,
     collation: Oid,
-    /// What a generated column is made of: triggers see the row before it is.
-    generated: Option<CString>,
+    /// Whether it is a generated column.
+    is_generated: bool,
 }
 
 /// What is to be done after a row was found.
@@ -98,7 +97,7 @@ impl Constraint {
     pub fn concerns(&self, change: &Change<'_>) -> bool {
         !change.is_update()
             || !self.is_plain
-            || self.keys.iter().any(|key| key.generated.is_some() || change.changes(key.attnum))
+            || self.keys.iter().any(|key| key.is_generated || change.changes(key.attnum))
     }
 
     /// Shows `judge` every row that the new one would collide with. Waits for transactions that are just writing or removing
@@ -111,7 +110,7 @@ impl Constraint {
             if index.is_null() {
                 return;
             }
-            if let Some(values) = self.values(index, change.slot()) {
+            if let Some(values) = self.values(index, completed(change.relation(), change.slot())) {
                 let mut keys = self.scan_keys(&values);
                 while !self.scan(index, change, &values, &mut keys, judge) {}
             }
@@ -123,18 +122,16 @@ impl Constraint {
     ///
     /// # Safety
     /// `index` is open, and the slot has a row of its table.
-    unsafe fn values(&self, index: pg_sys::Relation, slot: *mut pg_sys::TupleTableSlot) -> Option<Vec<Option<Datum>>> {
+    pub(super) unsafe fn values(
+        &self,
+        index: pg_sys::Relation,
+        slot: *mut pg_sys::TupleTableSlot,
+    ) -> Option<Vec<Option<Datum>>> {
         // SAFETY: as promised by the caller; the state of the executor is freed with the memory of the statement.
         unsafe {
             let values: Vec<_> = if self.is_plain {
                 let column = |key: &Key| {
                     let mut is_null = false;
-                    if let Some(generated) = &key.generated {
-                        let (estate, context) = executor_for(slot);
-                        let node = pg_sys::stringToNode(generated.as_ptr());
-                        let state = pg_sys::ExecPrepareExpr(node.cast(), estate);
-                        return evaluate(state, context);
-                    }
                     let value = pg_sys::slot_getattr(slot, key.attnum.into(), &mut is_null);
                     (!is_null).then_some(value)
                 };
@@ -162,7 +159,7 @@ impl Constraint {
         }
     }
 
-    fn scan_keys(&self, values: &[Option<Datum>]) -> Vec<pg_sys::ScanKeyData> {
+    pub(super) fn scan_keys(&self, values: &[Option<Datum>]) -> Vec<pg_sys::ScanKeyData> {
         let mut keys = vec![pg_sys::ScanKeyData::default(); values.len()];
         for (((entry, key), value), number) in keys.iter_mut().zip(&self.keys).zip(values).zip(1..) {
             let flags = if value.is_some() { 0 } else { pg_sys::SK_ISNULL | pg_sys::SK_SEARCHNULL };
@@ -249,7 +246,7 @@ impl Constraint {
     ///
     /// # Safety
     /// `index` is open, and the slot has a row of its table.
-    unsafe fn collides(
+    pub(super) unsafe fn collides(
         &self,
         index: pg_sys::Relation,
         slot: *mut pg_sys::TupleTableSlot,
@@ -301,6 +298,7 @@ unsafe fn keys(index: pg_sys::Relation, relation: pg_sys::Relation) -> Vec<Key> 
         if form.indisexclusion {
             pg_sys::RelationGetExclusionInfo(index, &mut operators, &mut procedures, &mut strategies);
         }
+        let columns = pgrx::PgTupleDesc::from_pg_copy((*relation).rd_att);
         let equal = pg_sys::BTEqualStrategyNumber as u16;
         let key = |place: usize| {
             let (strategy, procedure) = if form.indisexclusion {
@@ -311,25 +309,46 @@ unsafe fn keys(index: pg_sys::Relation, relation: pg_sys::Relation) -> Vec<Key> 
             };
             let attnum = *form.indkey.values.as_ptr().add(place);
             let collation = *(*index).rd_indcollation.add(place);
-            Key { attnum, strategy, procedure, collation, generated: generation(relation, attnum) }
+            let is_generated = columns.iter().any(|column| column.attnum == attnum && column.attgenerated != 0);
+            Key { attnum, strategy, procedure, collation, is_generated }
         };
         (0..count).map(key).collect()
     }
 }
 
-/// What a column is generated from, if it is.
+/// A new row with its generated columns: triggers see it before they are made.
 ///
 /// # Safety
-/// `relation` is open.
-unsafe fn generation(relation: pg_sys::Relation, attnum: i16) -> Option<CString> {
-    // SAFETY: an open relation has a descriptor, whose constraints are null or valid.
+/// The slot has a row of `relation`, which is open.
+pub(super) unsafe fn completed(
+    relation: pg_sys::Relation,
+    slot: *mut pg_sys::TupleTableSlot,
+) -> *mut pg_sys::TupleTableSlot {
+    // SAFETY: as promised by the caller. The descriptor has as many columns and defaults as it says; the new slot is freed with the
+    // memory of the statement.
     unsafe {
-        let attributes = pgrx::PgTupleDesc::from_pg_copy((*relation).rd_att);
-        let is_generated = attributes.iter().any(|column| column.attnum == attnum && column.attgenerated != 0);
-        let constraints = (*(*relation).rd_att).constr.as_ref().filter(|_| is_generated)?;
-        let defaults = std::slice::from_raw_parts(constraints.defval, constraints.num_defval.into());
-        let default = defaults.iter().find(|default| default.adnum == attnum)?;
-        Some(CStr::from_ptr(default.adbin).to_owned())
+        let description = (*relation).rd_att;
+        let Some(constraints) = (*description).constr.as_ref().filter(|constraints| constraints.has_generated_stored)
+        else {
+            return slot;
+        };
+        let (count, complete) =
+            ((*description).natts as usize, pg_sys::MakeSingleTupleTableSlot(description, &pg_sys::TTSOpsVirtual));
+        let columns = pgrx::PgTupleDesc::from_pg_copy(description);
+        pg_sys::slot_getallattrs(slot);
+        ptr::copy_nonoverlapping((*slot).tts_values, (*complete).tts_values, count);
+        ptr::copy_nonoverlapping((*slot).tts_isnull, (*complete).tts_isnull, count);
+        for default in std::slice::from_raw_parts(constraints.defval, constraints.num_defval.into()) {
+            let place = default.adnum as usize - 1;
+            if columns.get(place).is_some_and(|column| column.attgenerated != 0) {
+                let (estate, context) = executor_for(slot);
+                let node = pg_sys::stringToNode(default.adbin);
+                let value = evaluate(pg_sys::ExecPrepareExpr(node.cast(), estate), context);
+                *(*complete).tts_isnull.add(place) = value.is_none();
+                *(*complete).tts_values.add(place) = value.unwrap_or(Datum::null());
+            }
+        }
+        pg_sys::ExecStoreVirtualTuple(complete)
     }
 }
 
@@ -371,6 +390,12 @@ fn position(tid: Tid) -> (u32, u16) {
 }
 
 impl Existing {
+    /// # Safety
+    /// The relation is open, and the slot has a row of it.
+    pub(super) unsafe fn new(relation: pg_sys::Relation, slot: *mut pg_sys::TupleTableSlot) -> Self {
+        Self { relation, slot }
+    }
+
     pub fn tid(&self) -> Tid {
         // SAFETY: the slot has a row.
         unsafe { (*self.slot).tts_tid }
@@ -436,21 +461,42 @@ fn outcome(result: pg_sys::TM_Result::Type) -> Outcome {
     }
 }
 
-/// Shows `judge` the newest version of the row that was at a place, if there is one.
+/// Shows `judge` the newest version of the row that was at a place, deleted or not; `None` if there is nothing left of it.
 pub fn newest<T>(relid: Oid, tid: Tid, judge: impl FnOnce(&Existing) -> T) -> Option<T> {
     let relation = Relation::open(relid);
     let mut tid = tid;
-    // SAFETY: the relation is open; what is begun is ended, or goes with the abort that an error brings.
+    // SAFETY: the relation is open; what is begun is ended, or goes with the abort that an error brings. A tuple is valid while its
+    // slot has it.
     unsafe {
-        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-        let scan = pg_sys::table_beginscan_tid(relation.0, snapshot);
-        pg_sys::heap_get_latest_tid(scan, &mut tid);
-        pg_sys::table_endscan(scan);
         let slot = pg_sys::table_slot_create(relation.0, ptr::null_mut());
-        let found = pg_sys::table_tuple_fetch_row_version(relation.0, &mut tid, snapshot, slot);
-        let judged = found.then(|| judge(&Existing { relation: relation.0, slot }));
+        let any = &raw mut pg_sys::SnapshotAnyData;
+        let mut writer = None;
+        // What was there when the statement began is there until it ends, because its snapshot may see it.
+        let is_found = loop {
+            if !pg_sys::table_tuple_fetch_row_version(relation.0, &mut tid, any, slot) {
+                break false;
+            }
+            let mut is_copy = false;
+            let header = (*pg_sys::ExecFetchSlotHeapTuple(slot, false, &mut is_copy)).t_data;
+            if writer.is_some_and(|writer| writer != (*header).t_choice.t_heap.t_xmin) {
+                break false;
+            }
+            let (flags, next) = (u32::from((*header).t_infomask), (*header).t_ctid);
+            let changer = if flags & pg_sys::HEAP_XMAX_IS_MULTI == 0 {
+                (*header).t_choice.t_heap.t_xmax
+            } else {
+                pg_sys::HeapTupleGetUpdateXid(header)
+            };
+            let is_unchanged = flags & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0;
+            let is_last =
+                position(next) == position(tid) || u32::from(next.ip_posid) >= pg_sys::MovedPartitionsOffsetNumber;
+            if is_unchanged || is_last || !pg_sys::TransactionIdDidCommit(changer) {
+                break true;
+            }
+            (writer, tid) = (Some(changer), next);
+        };
+        let judged = is_found.then(|| judge(&Existing { relation: relation.0, slot }));
         pg_sys::ExecDropSingleTupleTableSlot(slot);
-        pg_sys::UnregisterSnapshot(snapshot);
         judged
     }
 }

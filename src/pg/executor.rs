@@ -1,10 +1,13 @@
 //! What goes on while statements run: plans that must not be used twice, and rows that `ON CONFLICT DO NOTHING` leaves alone.
 
 use super::expression::elements;
+use super::pending::PendingRow;
 use super::plan::Tid;
+use super::trigger::Change;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
 
@@ -14,8 +17,16 @@ pub type IsRestricted = fn(&[Oid]) -> bool;
 /// Looks again at rows that a statement has done nothing about because they were in its way.
 pub type Recheck = fn(&[(Oid, Tid)]);
 
+/// Looks whether a row that nobody saw has come to be in the way of those that a statement was to write, by the number of the rule
+/// that they were looked at for.
+pub type RecheckPending = fn(i64, &[PendingRow]);
+
+/// How many rows of a statement are kept before they are looked at again, and forgotten.
+const MOST_PENDING: usize = 1000;
+
 struct Hooks {
     recheck: Recheck,
+    recheck_pending: RecheckPending,
     is_restricted: IsRestricted,
     start: pg_sys::ExecutorStart_hook_type,
     run: pg_sys::ExecutorRun_hook_type,
@@ -31,6 +42,44 @@ struct Running {
     has_conflict_clause: bool,
     does_nothing_on_conflict: bool,
     conflicts: Vec<(Oid, Tid)>,
+    pending: HashMap<i64, Pending>,
+    estate: *mut pg_sys::EState,
+    /// Whether PostgreSQL counts the rows that it writes, and no others.
+    counts_rows: bool,
+}
+
+/// Rows of a statement that nothing was in the way of.
+#[derive(Default)]
+struct Pending {
+    rows: Vec<PendingRow>,
+    /// How many there were so far.
+    count: u64,
+}
+
+impl Running {
+    /// Whether each of so many rows was written, so that nothing has come to be in their way.
+    fn has_written(&self, count: u64) -> bool {
+        // SAFETY: the statement is running.
+        self.counts_rows && self.conflicts.is_empty() && unsafe { (*self.estate).es_processed } == count
+    }
+
+    /// Keeps a row; returns those that are to be looked at again before it is written.
+    fn keep(&mut self, rule_id: i64, change: &Change<'_>) -> Vec<PendingRow> {
+        let count = self.pending.get(&rule_id).map_or(0, |pending| pending.count);
+        let has_written = self.has_written(count);
+        let pending = self.pending.entry(rule_id).or_default();
+        let mut due = Vec::new();
+        if pending.rows.len() >= MOST_PENDING {
+            due = std::mem::take(&mut pending.rows);
+            if has_written {
+                due.drain(..).for_each(PendingRow::free);
+            }
+        }
+        // SAFETY: the memory of the statement, which is running.
+        pending.rows.push(unsafe { PendingRow::copy(change, (*self.estate).es_query_cxt) });
+        pending.count += 1;
+        due
+    }
 }
 
 thread_local! {
@@ -39,12 +88,13 @@ thread_local! {
     static IS_MOMENTARY: Cell<bool> = const { Cell::new(false) };
 }
 
-pub fn install(recheck: Recheck, is_restricted: IsRestricted) {
+pub fn install(recheck: Recheck, recheck_pending: RecheckPending, is_restricted: IsRestricted) {
     // SAFETY: while the library is loaded, nothing runs; whoever was there before is called in turn.
     unsafe {
         let (start_hook, run_hook) = (pg_sys::ExecutorStart_hook, pg_sys::ExecutorRun_hook);
+        let finish_hook = pg_sys::ExecutorFinish_hook;
         let hooks =
-            Hooks { recheck, is_restricted, start: start_hook, run: run_hook, finish: pg_sys::ExecutorFinish_hook };
+            Hooks { recheck, recheck_pending, is_restricted, start: start_hook, run: run_hook, finish: finish_hook };
         if HOOKS.set(hooks).is_ok() {
             pg_sys::ExecutorStart_hook = Some(start);
             pg_sys::ExecutorRun_hook = Some(run);
@@ -67,6 +117,27 @@ pub fn note_conflict(relid: Oid, tid: Tid) -> bool {
         statement.does_nothing_on_conflict
     })
     .unwrap_or(false)
+}
+
+/// Keeps a row that nothing is in the way of, if the statement that is running would do nothing about one that comes before it is
+/// written.
+pub fn keep_pending(rule_id: i64, change: &Change<'_>) {
+    let due =
+        with_present(
+            |statement| {
+                if statement.does_nothing_on_conflict { statement.keep(rule_id, change) } else { Vec::new() }
+            },
+        );
+    recheck_pending(rule_id, due.unwrap_or_default());
+}
+
+fn recheck_pending(rule_id: i64, rows: Vec<PendingRow>) {
+    if !rows.is_empty()
+        && let Some(hooks) = HOOKS.get()
+    {
+        (hooks.recheck_pending)(rule_id, &rows);
+        rows.into_iter().for_each(PendingRow::free);
+    }
 }
 
 /// Whether the statement that is running says what to do about rows in its way.
@@ -181,13 +252,15 @@ unsafe extern "C-unwind" fn begin(query: *mut pg_sys::QueryDesc) -> isize {
         RUNNING.with_borrow_mut(|running| {
             // Statements of an earlier transaction have failed.
             running.retain(|statement| statement.transaction == transaction);
-            let conflicts = Vec::new();
             running.push(Running {
                 transaction,
                 subtransaction,
                 has_conflict_clause,
                 does_nothing_on_conflict,
-                conflicts,
+                conflicts: Vec::new(),
+                pending: HashMap::new(),
+                estate: (*query).estate,
+                counts_rows: plan.commandType == pg_sys::CmdType::CMD_INSERT && !plan.hasModifyingCTE,
             });
             running.len() as isize - 1
         })
@@ -210,14 +283,20 @@ unsafe fn action_on_conflict(node: *mut pg_sys::Node) -> pg_sys::OnConflictActio
 #[pg_guard]
 unsafe extern "C-unwind" fn end(depth: isize) {
     let Ok(depth) = usize::try_from(depth) else { return };
-    let conflicts = RUNNING.with_borrow_mut(|running| {
+    let ended = RUNNING.with_borrow_mut(|running| {
         running.truncate(depth + 1);
-        running.pop().map(|statement| statement.conflicts).unwrap_or_default()
+        running.pop()
     });
-    if !conflicts.is_empty()
+    let Some(mut ended) = ended else { return };
+    for (rule_id, pending) in std::mem::take(&mut ended.pending) {
+        if !ended.has_written(pending.count) {
+            recheck_pending(rule_id, pending.rows);
+        }
+    }
+    if !ended.conflicts.is_empty()
         && let Some(hooks) = HOOKS.get()
     {
-        (hooks.recheck)(&conflicts);
+        (hooks.recheck)(&ended.conflicts);
     }
 }
 
@@ -246,6 +325,14 @@ unsafe extern "C-unwind" fn forget_counts(query: *mut pg_sys::QueryDesc) {
     }
 }
 
+fn forget_pages(scan: &mut pg_sys::BitmapHeapScanState) {
+    #[cfg(not(feature = "pg18"))]
+    let pages = (&mut scan.exact_pages, &mut scan.lossy_pages);
+    #[cfg(feature = "pg18")]
+    let pages = (&mut scan.stats.exact_pages, &mut scan.stats.lossy_pages);
+    (*pages.0, *pages.1) = (0, 0);
+}
+
 #[pg_guard]
 unsafe extern "C-unwind" fn forget_count(state: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
     // SAFETY: null or a part of a plan that is running.
@@ -254,7 +341,21 @@ unsafe extern "C-unwind" fn forget_count(state: *mut pg_sys::PlanState, context:
             return false;
         }
         if let Some(instrument) = (*state).instrument.as_mut() {
-            (instrument.nfiltered1, instrument.nfiltered2) = (0.0, 0.0);
+            (instrument.nfiltered1, instrument.nfiltered2, instrument.ntuples2) = (0.0, 0.0, 0.0);
+            instrument.bufusage = pg_sys::BufferUsage::default();
+            instrument.need_bufusage = false;
+            // Entries of an index, which has those of hidden rows, too.
+            let is_of_entries = [
+                pg_sys::NodeTag::T_BitmapIndexScanState,
+                pg_sys::NodeTag::T_BitmapAndState,
+                pg_sys::NodeTag::T_BitmapOrState,
+            ];
+            if is_of_entries.contains(&(*state).type_) {
+                (instrument.tuplecount, instrument.ntuples) = (0.0, 0.0);
+            }
+        }
+        if (*state).type_ == pg_sys::NodeTag::T_BitmapHeapScanState {
+            forget_pages(&mut *state.cast());
         }
         pg_sys::ffi::pg_guard_ffi_boundary(|| planstate_tree_walker(state, forget_count, context))
     }

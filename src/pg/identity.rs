@@ -46,11 +46,16 @@ const VALUES: [Setting<'_>; 13] = [
 /// whatever the session has set.
 const AS_CONFIGURED: [&CStr; 3] = [c"default_text_search_config", c"lc_numeric", c"lc_time"];
 
+/// Sets something until the transaction ends.
+pub(super) fn set_for_transaction((name, value): Setting<'_>) {
+    set(name, value, pg_sys::GucAction::GUC_ACTION_LOCAL);
+}
+
 /// Runs `work` with these settings. Whatever it sets itself is undone too.
 pub fn with_settings<R>(settings: &[Setting<'_>], work: impl FnOnce() -> R) -> R {
     // SAFETY: the nest level is closed below, or by the transaction abort that an error brings.
     let nest_level = unsafe { pg_sys::NewGUCNestLevel() };
-    settings.iter().for_each(|(name, value)| set(name, value));
+    settings.iter().for_each(|(name, value)| set(name, value, pg_sys::GucAction::GUC_ACTION_SAVE));
     let result = work();
     // SAFETY: closes the level opened above.
     unsafe { pg_sys::AtEOXact_GUC(false, nest_level) };
@@ -58,7 +63,7 @@ pub fn with_settings<R>(settings: &[Setting<'_>], work: impl FnOnce() -> R) -> R
 }
 
 /// Sets what is not so already, which most settings are.
-fn set(name: &CStr, value: &CStr) {
+fn set(name: &CStr, value: &CStr, action: pg_sys::GucAction::Type) {
     // SAFETY: names and values are C strings; an invalid one is an ordinary error. What is read is compared at once.
     unsafe {
         let present = pg_sys::GetConfigOption(name.as_ptr(), true, false);
@@ -68,7 +73,7 @@ fn set(name: &CStr, value: &CStr) {
                 value.as_ptr(),
                 pg_sys::GucContext::PGC_SUSET,
                 pg_sys::GucSource::PGC_S_SESSION,
-                pg_sys::GucAction::GUC_ACTION_SAVE,
+                action,
                 true,
                 0,
                 false,
@@ -98,7 +103,8 @@ pub fn with_pinned_values<R>(work: impl FnOnce() -> R) -> R {
         (name, value)
     });
     with_settings(&VALUES, || {
-        configured.iter().for_each(|(name, value)| value.iter().for_each(|value| set(name, value)));
+        let save = pg_sys::GucAction::GUC_ACTION_SAVE;
+        configured.iter().for_each(|(name, value)| value.iter().for_each(|value| set(name, value, save)));
         work()
     })
 }

@@ -85,6 +85,12 @@ pub fn forget(relid: Oid) {
     }
 }
 
+/// The same for everything.
+pub fn forget_all() {
+    // SAFETY: registers an invalidation message.
+    unsafe { pg_sys::CacheInvalidateRelcacheAll() };
+}
+
 /// The same for a relation and all that inherit from it.
 pub fn forget_tree(relid: Oid) {
     // What was dropped has told of it.

@@ -3,7 +3,7 @@
 use super::citus;
 use super::expression::{Purpose, Relation, analyze, elements};
 use super::reference;
-use super::trust::{Whose, is_harmless, query_may_tell};
+use super::trust::{Whose, has_volatile_conditions, is_harmless, query_may_tell};
 use crate::error::TtlError;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
@@ -285,6 +285,9 @@ impl Walk {
                 let top = self.top;
                 let may_tell = *self.may_tell.get_or_insert_with(|| query_may_tell(top, true));
                 add(query, &conditions, may_tell);
+                if query != top && may_tell && has_volatile_conditions(top) {
+                    fence(query);
+                }
             }
             if target != 0 && !(*query).onConflict.is_null() {
                 self.on_conflict(query, target);
@@ -375,6 +378,95 @@ unsafe fn add(query: *mut pg_sys::Query, conditions: &[(i32, Rc<Condition>)], ma
             let entry = &mut *cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
             entry.securityQuals = pg_sys::lcons(condition.for_relation(*index), entry.securityQuals);
         }
+        guard((*query).jointree.cast(), conditions);
+    }
+}
+
+/// Keeps conditions of outer queries out of a query, and the query where it is.
+///
+/// # Safety
+/// The query is valid.
+unsafe fn fence(query: *mut pg_sys::Query) {
+    // SAFETY: makes a node; a bigint is passed by value.
+    unsafe {
+        if (*query).commandType == pg_sys::CmdType::CMD_SELECT && (*query).limitOffset.is_null() {
+            let (none, zero) = (pg_sys::InvalidOid, pg_sys::Datum::from(0_i64));
+            (*query).limitOffset = pg_sys::makeConst(pg_sys::INT8OID, -1, none, 8, zero, false, true).cast();
+        }
+    }
+}
+
+/// Has volatile functions in a join tree be called for visible rows alone. PostgreSQL takes one that is given nothing of a row for
+/// leakproof, and may call it before it looks at `securityQuals`: how often it is called would tell of hidden rows.
+///
+/// # Safety
+/// `node` is null or part of a join tree.
+unsafe fn guard(node: *mut pg_sys::Node, conditions: &[(i32, Rc<Condition>)]) {
+    // SAFETY: the casts follow the node's tag.
+    unsafe {
+        if node.is_null() {
+            return;
+        }
+        match (*node).type_ {
+            pg_sys::NodeTag::T_FromExpr => {
+                let from = &mut *node.cast::<pg_sys::FromExpr>();
+                elements(from.fromlist).iter().for_each(|cell| guard(cell.ptr_value.cast(), conditions));
+                from.quals = guarded(from.quals, conditions);
+            }
+            pg_sys::NodeTag::T_JoinExpr => {
+                let join = &mut *node.cast::<pg_sys::JoinExpr>();
+                guard(join.larg, conditions);
+                guard(join.rarg, conditions);
+                join.quals = guarded(join.quals, conditions);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// `CASE WHEN hidden THEN false ELSE quals END`, each clause of the quals by itself. A row that an outer join makes up is not hidden.
+///
+/// # Safety
+/// `quals` is null or a condition in a join tree.
+unsafe fn guarded(quals: *mut pg_sys::Node, conditions: &[(i32, Rc<Condition>)]) -> *mut pg_sys::Node {
+    // SAFETY: makes nodes of the clauses of a condition.
+    unsafe {
+        if quals.is_null() || !pg_sys::contain_volatile_functions(quals) {
+            return quals;
+        }
+        let mut all = ptr::null_mut();
+        for cell in elements(pg_sys::make_ands_implicit(quals.cast())) {
+            let mut clause: *mut pg_sys::Node = cell.ptr_value.cast();
+            if pg_sys::contain_volatile_functions(clause) {
+                for (index, condition) in conditions {
+                    clause = unless_hidden(condition.for_relation(*index).cast(), clause);
+                }
+            }
+            all = pg_sys::lappend(all, clause.cast());
+        }
+        pg_sys::make_ands_explicit(all).cast()
+    }
+}
+
+/// # Safety
+/// Both are conditions of one query.
+unsafe fn unless_hidden(visible: *mut pg_sys::Expr, clause: *mut pg_sys::Node) -> *mut pg_sys::Node {
+    // SAFETY: fills in new nodes.
+    unsafe {
+        let test = pgrx::PgBox::<pg_sys::BooleanTest>::alloc_node(pg_sys::NodeTag::T_BooleanTest).into_pg();
+        (*test).arg = visible;
+        (*test).booltesttype = pg_sys::BoolTestType::IS_FALSE;
+        (*test).location = -1;
+        let when = pgrx::PgBox::<pg_sys::CaseWhen>::alloc_node(pg_sys::NodeTag::T_CaseWhen).into_pg();
+        (*when).expr = test.cast();
+        (*when).result = pg_sys::makeBoolConst(false, false).cast();
+        (*when).location = -1;
+        let case = pgrx::PgBox::<pg_sys::CaseExpr>::alloc_node(pg_sys::NodeTag::T_CaseExpr).into_pg();
+        (*case).casetype = pg_sys::BOOLOID;
+        (*case).args = pg_sys::lappend(ptr::null_mut(), when.cast());
+        (*case).defresult = clause.cast();
+        (*case).location = -1;
+        case.cast()
     }
 }
 

@@ -41,6 +41,16 @@ pub fn terminate(pid: i32) {
     unsafe { kill(pid, pg_sys::SIGTERM as i32) };
 }
 
+/// Whether another process of this server waits for a lock.
+pub fn waits_for_lock(pid: i32) -> bool {
+    const CLASS: u32 = 0xff00_0000;
+    // SAFETY: a process entry stays in place when its process exits.
+    unsafe {
+        let process = pg_sys::BackendPidGetProc(pid);
+        !process.is_null() && (*process).wait_event_info & CLASS == pg_sys::PG_WAIT_LOCK
+    }
+}
+
 pub fn check_for_interrupts() {
     pg_sys::check_for_interrupts!();
 }

@@ -1,13 +1,16 @@
 //! Work that fails alone.
 
-use super::board;
+use super::{board, identity};
 use crate::error::TtlError;
 use crate::guc;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReport, ErrorReportWithLevel};
 use pgrx::{PgSqlErrorCode, PgTryBuilder, function_name, pg_sys};
+use std::cell::Cell;
+use std::ffi::CString;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::ptr;
+use std::time::{Duration, Instant};
 
 /// The function of PostgreSQL that raises the error of a cancel or timeout.
 const CANCELLED_IN: &str = "ProcessInterrupts";
@@ -30,6 +33,8 @@ pub struct Failure {
     pub is_cancel: bool,
     /// A bug of ours, and no fault of what was worked on.
     pub is_bug: bool,
+    /// Only the haste of this process ended the attempt: see [`Hurry`].
+    pub needs_time: bool,
 }
 
 impl Failure {
@@ -45,8 +50,13 @@ impl Failure {
         unreachable!("an error does not return")
     }
 
+    /// Puts it into the server's log, as a warning.
+    pub fn log(self) {
+        ErrorReport::from(self).report(pgrx::PgLogLevel::WARNING);
+    }
+
     pub fn new(code: PgSqlErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: cut(message.into()), hint: None, is_cancel: false, is_bug: false }
+        Self { code, message: cut(message.into()), hint: None, is_cancel: false, is_bug: false, needs_time: false }
     }
 }
 
@@ -139,15 +149,58 @@ pub fn subtransaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T
     }
 }
 
+/// What a transaction in haste has at most, and how long it waits for a lock.
+const HASTY_LIMIT: Duration = Duration::from_secs(2);
+const HASTY_LOCK_TIMEOUT: Duration = Duration::from_millis(50);
+
+thread_local! {
+    static IS_HASTY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While it is there, transactions of this process end soon and hardly wait for locks, because others wait for their turn.
+/// One that would have taken longer fails with [`Failure::needs_time`].
+pub struct Hurry(());
+
+impl Hurry {
+    pub fn begin() -> Self {
+        IS_HASTY.set(true);
+        Self(())
+    }
+}
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        IS_HASTY.set(false);
+    }
+}
+
+/// How long a sweep waits for a lock, as PostgreSQL's `lock_timeout` takes it.
+pub fn lock_timeout() -> CString {
+    let most = if IS_HASTY.get() { HASTY_LOCK_TIMEOUT } else { Duration::MAX };
+    CString::new(guc::lock_timeout().min(most).as_millis().to_string()).unwrap_or_default()
+}
+
+/// Milliseconds that a transaction of a worker has; 0 is for ever.
+fn time_limit() -> i32 {
+    let (usual, hasty) = (guc::batch_timeout_ms(), HASTY_LIMIT.as_millis() as i32);
+    match usual {
+        _ if !IS_HASTY.get() => usual,
+        0 => hasty,
+        _ => usual.min(hasty),
+    }
+}
+
 /// Runs `work` in a transaction of its own. Only for background workers, outside a transaction.
 fn transaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
+    let started = Instant::now();
     // SAFETY: the protocol of a background worker; an error anywhere, in the commit too, ends in the abort below.
-    unsafe {
+    let result = unsafe {
         pg_sys::SetCurrentStatementStartTimestamp();
         pg_sys::StartTransactionCommand();
         board::report_busy(true);
-        set_time_limit(guc::batch_timeout_ms());
+        set_time_limit(time_limit());
         let result = catch(|| {
+            identity::set_for_transaction((c"lock_timeout", &lock_timeout()));
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             let done = work()?;
             pg_sys::PopActiveSnapshot();
@@ -164,7 +217,12 @@ fn transaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failu
         // Autovacuum goes by these counts.
         pg_sys::pgstat_report_stat(true);
         result
-    }
+    };
+    result.map_err(|failure| {
+        let is_late = failure.is_cancel && started.elapsed() >= HASTY_LIMIT;
+        let is_locked_out = failure.code == PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE;
+        Failure { needs_time: IS_HASTY.get() && (is_late || is_locked_out), ..failure }
+    })
 }
 
 /// Removes what code of users may have left in the session of a worker. Settings are undone with the transaction;
@@ -238,7 +296,7 @@ pub(super) fn catch<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, 
             let is_cancel = code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED && is_interrupt(&report);
             let is_bug = report.function_name() == Some(PANICKED_IN);
             let (message, hint) = (cut(report.message().into()), report.hint().map(Into::into));
-            Err(Failure { code, message, hint, is_cancel, is_bug })
+            Err(Failure { code, message, hint, is_cancel, is_bug, needs_time: false })
         }
         CaughtError::RustPanic { ereport, .. } => {
             Err(Failure { is_bug: true, ..Failure::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, ereport.message()) })

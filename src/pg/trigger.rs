@@ -65,7 +65,7 @@ impl<'a> Change<'a> {
     }
 
     /// The row as it is to be written.
-    fn tuple(&self) -> pg_sys::HeapTuple {
+    pub(super) fn tuple(&self) -> pg_sys::HeapTuple {
         if self.is_update() { self.0.tg_newtuple } else { self.0.tg_trigtuple }
     }
 

@@ -194,6 +194,28 @@ pub unsafe fn query_may_tell(query: *mut pg_sys::Query, is_top: bool) -> bool {
     }
 }
 
+/// Whether a volatile function stands in a condition of a query or of one in its FROM or WITH: PostgreSQL calls it for each row, and
+/// when is its own choice.
+///
+/// # Safety
+/// `query` is valid.
+pub unsafe fn has_volatile_conditions(query: *mut pg_sys::Query) -> bool {
+    // SAFETY: as promised by the caller; the casts follow the kind of the entry or the node's tag.
+    unsafe {
+        pg_sys::contain_volatile_functions((*query).jointree.cast())
+            || elements((*query).rtable).iter().any(|cell| {
+                let entry = &*cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
+                entry.rtekind == pg_sys::RTEKind::RTE_SUBQUERY
+                    && !entry.subquery.is_null()
+                    && has_volatile_conditions(entry.subquery)
+            })
+            || elements((*query).cteList).iter().any(|cell| {
+                let query = (*cell.ptr_value.cast::<pg_sys::CommonTableExpr>()).ctequery;
+                (*query).type_ == pg_sys::NodeTag::T_Query && has_volatile_conditions(query.cast())
+            })
+    }
+}
+
 /// Whether an expression or join tree may call something that tells of rows.
 #[pg_guard]
 unsafe extern "C-unwind" fn may_tell(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
@@ -225,8 +247,8 @@ unsafe extern "C-unwind" fn may_tell(node: *mut pg_sys::Node, state: *mut c_void
             | pg_sys::NodeTag::T_Param
             | pg_sys::NodeTag::T_CurrentOfExpr => false,
             pg_sys::NodeTag::T_SubLink => true,
-            // What is not given anything of a row cannot tell of it.
-            _ if !has_vars(node, ptr::null_mut()) => return false,
+            // What is not given anything of a row cannot tell of it, unless it is called for each.
+            _ if !has_vars(node, ptr::null_mut()) => return pg_sys::contain_volatile_functions(node),
             _ => true,
         };
         tells || pg_sys::expression_tree_walker(node, Some(may_tell), state)

@@ -58,6 +58,8 @@ pub enum Invalid {
     Year,
     #[error("{0} must be positive")]
     Limit(&'static str),
+    #[error("run_every must be at least one second")]
+    TooOften,
     #[error("option \"{0}\" cannot be reset")]
     Reset(String),
 }

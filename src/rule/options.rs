@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::fmt;
+use std::time::Duration;
 
 /// What a rule says beyond its table and column. Field names are the argument names users know, and the columns of the
 /// catalog.
@@ -153,8 +154,8 @@ impl Options {
         if self.filter.as_ref().is_some_and(|filter| filter.len() > LONGEST_FILTER) {
             return Err(Invalid::FilterTooLong);
         }
-        if self.run_every.is_some_and(Ttl::is_zero) {
-            return Err(Invalid::Limit("run_every"));
+        if self.run_every.is_some_and(|every| every.estimate() < MOST_OFTEN) {
+            return Err(Invalid::TooOften);
         }
         if self.notify_channel.as_ref().is_some_and(|channel| channel.is_empty() || channel.len() >= LONGEST_NAME) {
             return Err(Invalid::Channel);
@@ -233,6 +234,9 @@ impl Options {
 /// Every session that plans a query may have to read it.
 const LONGEST_FILTER: usize = 100_000;
 
+/// How often a rule can be swept, as `naptime` can be set.
+const MOST_OFTEN: Duration = Duration::from_secs(1);
+
 /// PostgreSQL's NAMEDATALEN.
 const LONGEST_NAME: usize = 64;
 
@@ -302,8 +306,10 @@ mod tests {
             let given = Given { max_rows_per_second: Some(number), ..Given::default() };
             assert_eq!(options().alter(&given, &[]), Err(Invalid::TooSmall("max_rows_per_second", number.into())));
         }
-        let given = Given { run_every: Some(Ttl::default()), ..Given::default() };
-        assert_eq!(options().alter(&given, &[]), Err(Invalid::Limit("run_every")));
+        for every in [Ttl::default(), Ttl { micros: 999_999, ..Ttl::default() }] {
+            let given = Given { run_every: Some(every), ..Given::default() };
+            assert_eq!(options().alter(&given, &[]), Err(Invalid::TooOften));
+        }
     }
 
     #[test]

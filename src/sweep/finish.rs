@@ -1,10 +1,9 @@
 //! The end of a sweep, and what is written of it.
 
-use super::sandbox::lock_timeout;
 use super::{Step, Sweep};
 use crate::catalog::{Catalog, Outcome, Trigger};
 use crate::error::TtlError;
-use crate::pg::transaction::{Failure, Scope};
+use crate::pg::transaction::{Failure, Scope, lock_timeout};
 use crate::pg::{board, identity};
 use pgrx::datum::datetime_support::clock_timestamp;
 
@@ -71,6 +70,10 @@ pub fn record_failure(
     failure: &Failure,
 ) -> Result<(), Failure> {
     scope.attempt(|| {
+        // Nobody waits for an owner who keeps failing rules locked.
+        if trigger == Trigger::Worker && !catalog.is_free(rule_id)? {
+            return Ok(());
+        }
         record(
             catalog,
             &Outcome {

@@ -78,7 +78,7 @@ pub enum Step {
     Busy,
     /// The rule wants no more in one sweep; the next one goes on.
     Enough,
-    /// The next step may run code of users, and this sweep may not.
+    /// The next step may run code of users, or needs time that others would have to wait, and this sweep may do neither.
     NeedsHelper,
 }
 
@@ -170,6 +170,7 @@ impl Sweep {
                     is_aloof,
                 }))
             }
+            Err(failure) if failure.needs_time => Err(failure),
             Err(_) if has_changed(&catalog, &rule, scope)? => Ok(None),
             Err(failure) => Err(failure),
         }
@@ -191,6 +192,9 @@ impl Sweep {
             self.pace.spend(&self.rule, self.tally.rows - rows_before, wal_bytes);
         }
         step.or_else(|failure| {
+            if failure.needs_time {
+                return Ok(Step::NeedsHelper);
+            }
             // What fails because names have changed under it is no fault of the rule.
             let part_is_gone = self.rule.has_children && failure.code == PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE;
             if part_is_gone || has_changed(&self.catalog, &self.rule, self.scope)? {

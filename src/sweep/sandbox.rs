@@ -2,8 +2,8 @@
 
 use crate::catalog::Rule;
 use crate::error::TtlError;
-use crate::guc;
 use crate::pg::identity;
+use crate::pg::transaction::lock_timeout;
 use pgrx::pg_sys::Oid;
 use std::cell::Cell;
 use std::ffi::CString;
@@ -23,11 +23,6 @@ pub fn in_sandbox<T>(rule: &Rule, work: impl FnOnce() -> Result<T, TtlError>) ->
         (c"jit", c"off"),
     ];
     identity::sandboxed_as(rule.owner, || identity::with_settings(&settings, work))
-}
-
-/// As PostgreSQL's setting of the name takes it.
-pub fn lock_timeout() -> CString {
-    CString::new(guc::lock_timeout().as_millis().to_string()).unwrap_or_default()
 }
 
 thread_local! {

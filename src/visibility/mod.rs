@@ -46,7 +46,7 @@ thread_local! {
 pub fn install() {
     planner::install(decide, is_concerned);
     utility::install(is_restricted);
-    executor::install(recheck, passes_over_rows);
+    executor::install(recheck, room::recheck_pending, passes_over_rows);
 }
 
 /// Whether there are hidden rows in this database at all.
@@ -86,7 +86,8 @@ fn recheck(conflicts: &[(Oid, Tid)]) {
         let Some(table) = hidden.tables.get(relid) else { continue };
         let condition = table.condition(*relid);
         let is_visible = |existing: &conflict::Existing| existing.meets(&condition);
-        if identity::sandboxed_as(table.owner, || conflict::newest(*relid, *tid, is_visible)) == Some(false) {
+        // One that was deleted while it was live was in the way until then.
+        if identity::sandboxed_as(table.owner, || conflict::newest(*relid, *tid, is_visible)) != Some(true) {
             TtlError::ExpiredMeanwhile.raise();
         }
     }
@@ -137,12 +138,10 @@ fn hidden() -> Rc<Hidden> {
 }
 
 fn load() -> Result<(Vec<Oid>, Hidden), TtlError> {
-    let catalog = match process::has_extension().then(Catalog::open) {
-        Some(Err(TtlError::NotInstalled)) | None => {
-            // Whatever changes may be the coming of the extension, which is there before its tables are.
-            return Ok((vec![InvalidOid], Hidden::default()));
-        }
-        Some(catalog) => catalog?,
+    let has_extension = process::has_extension();
+    let Some(catalog) = has_extension.then(Catalog::open_if_served).transpose()?.flatten() else {
+        // Whatever changes may be the coming of the extension.
+        return Ok((vec![InvalidOid], Hidden::default()));
     };
     let mut tables: HashMap<Oid, Table> = HashMap::new();
     let mut about = vec![catalog.relid];

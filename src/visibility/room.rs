@@ -12,20 +12,23 @@ use crate::error::TtlError;
 use crate::pg::conflict::{self, Constraint, Existing, Next, Outcome};
 use crate::pg::memo::Memo;
 use crate::pg::order::Order;
+use crate::pg::pending::PendingRow;
 use crate::pg::plan::{Places, Plan};
 use crate::pg::planner::{Condition, MARK};
 use crate::pg::relation::{self, Lock, Shape};
 use crate::pg::trigger::{Change, NewRow};
 use crate::pg::{access, executor, identity};
 use crate::sweep;
-use pgrx::pg_sys::Oid;
-use std::cell::Cell;
+use pgrx::pg_sys::{InvalidOid, Oid};
+use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 
 /// How room is made in a table.
 struct Room {
     relid: Oid,
     owner: Oid,
+    /// Whether planning a statement about the table may call code of users.
+    is_risky: bool,
     /// What holds for a row that has expired.
     expired: Condition,
     constraints: Vec<Constraint>,
@@ -38,8 +41,8 @@ struct Room {
 enum Way {
     /// From the heap: nobody has a say about a DELETE.
     Heap,
-    /// By a statement of the owner's.
-    Statement(Plan),
+    /// By a statement of the owner's, planned when it is first needed.
+    Statement(String, OnceCell<Plan>),
     /// Not at all.
     Never,
 }
@@ -63,25 +66,55 @@ pub fn made_room<'a>(change: &'a Change<'_>) -> Result<NewRow<'a>, TtlError> {
         && let Some(room) = room_in(rule_id, change.relid())?.as_ref()
         && !room.is_clear(change)
     {
+        let mut has_conflict = false;
         for constraint in room.constraints.iter().filter(|constraint| constraint.concerns(change)) {
             let mut failure = None;
             constraint.probe(change, &mut |existing| {
-                room.settle(constraint, existing).unwrap_or_else(|error| {
+                room.settle(constraint, existing, &mut has_conflict).unwrap_or_else(|error| {
                     failure = Some(error);
                     Next::Continue
                 })
             });
             failure.map_or(Ok(()), Err)?;
         }
+        if !has_conflict {
+            executor::keep_pending(rule_id, change);
+        }
     }
     Ok(change.row())
+}
+
+/// Looks again at rows that a statement was to write, and may have done nothing about: each was written, or something live is in its
+/// way. If there is neither, an expired row was that came between the look of the trigger and that of PostgreSQL, and may be gone
+/// again by now.
+pub fn recheck_pending(rule_id: i64, rows: &[PendingRow]) {
+    let look = || {
+        for row in rows {
+            let room = room_in(rule_id, row.relid())?;
+            let Some(room) = room.as_ref() else { continue };
+            // What is written expired is as if it never was.
+            if row.ask(|row| room.has_expired(row)) {
+                continue;
+            }
+            // Expressions of indexes run as whoever writes, as they do when PostgreSQL writes.
+            let is_live = |existing: &Existing| !room.has_expired(existing);
+            let met: Vec<bool> =
+                room.constraints.iter().filter_map(|constraint| row.meets_another(constraint, is_live)).collect();
+            if !met.is_empty() && !met.contains(&true) {
+                return Err(TtlError::ExpiredMeanwhile);
+            }
+        }
+        Ok(())
+    };
+    look().unwrap_or_else(|error: TtlError| error.raise());
 }
 
 fn room_in(rule_id: i64, relid: Oid) -> Result<Rc<Option<Room>>, TtlError> {
     ROOMS.with(|memo| match memo.get(&(rule_id, relid)) {
         Some(room) => Ok(room),
         None => memo.remember(&(rule_id, relid), || {
-            let catalog = Catalog::open()?;
+            // Without a catalog nothing is hidden, and whatever changes may be its coming.
+            let Some(catalog) = Catalog::open_if_served()? else { return Ok((vec![InvalidOid], None)) };
             let rule = catalog.rule_with_id(rule_id)?.filter(|rule| rule.options.hide_expired);
             let about = vec![catalog.relid, relid, rule.as_ref().map_or(relid, |rule| rule.relid)];
             // Anybody who may make triggers on a table can give them any number.
@@ -92,18 +125,22 @@ fn room_in(rule_id: i64, relid: Oid) -> Result<Rc<Option<Room>>, TtlError> {
 }
 
 impl Room {
+    /// What it takes is made in the session of whoever writes. There the owner's functions may have been compiled for another search
+    /// path, so none of them may be called as the owner: not even by the planner, which simplifies what indexes and statistics are on.
     fn of(rule: &Rule, relid: Oid) -> Result<Self, TtlError> {
         let shape = relation::lock(relid, Lock::Read).ok_or(TtlError::UnknownTable(relid.to_u32()))?;
         let expired = rule.has_expired(&rule.expiry.cutoff_at(PRESENT)).join(" AND ");
-        identity::sandboxed_as(rule.owner, || {
-            Ok(Self {
-                relid,
-                owner: rule.owner,
-                way: Way::of(rule, relid, &shape, &expired),
-                order: order_of(rule, relid)?,
-                expired: Condition::read(relid, &expired)?,
-                constraints: conflict::constraints(relid),
-            })
+        let is_trusted = access::is_member_of(rule.owner);
+        let is_risky = shape.is_risky_to_plan();
+        let order = if is_risky && !is_trusted { None } else { order_of(rule, relid)? };
+        Ok(Self {
+            relid,
+            owner: rule.owner,
+            is_risky,
+            way: Way::of(rule, relid, &shape, &expired),
+            order,
+            expired: identity::sandboxed_as(rule.owner, || Condition::read(relid, &expired))?,
+            constraints: conflict::constraints(relid),
         })
     }
 
@@ -127,13 +164,17 @@ impl Room {
         true
     }
 
+    /// As the owner, as a sweep would, and with the same condition. It calls nothing of users.
+    fn has_expired(&self, existing: &Existing) -> bool {
+        identity::sandboxed_as(self.owner, || existing.meets(&self.expired))
+    }
+
     /// Sees to a row that is in the way of another.
-    fn settle(&self, constraint: &Constraint, existing: &Existing) -> Result<Next, TtlError> {
-        // As the owner, as a sweep would, and with the same condition.
-        let has_expired = identity::sandboxed_as(self.owner, || existing.meets(&self.expired));
-        let outcome = if has_expired {
+    fn settle(&self, constraint: &Constraint, existing: &Existing, has_conflict: &mut bool) -> Result<Next, TtlError> {
+        let outcome = if self.has_expired(existing) {
             self.remove(constraint, existing)?
         } else if executor::note_conflict(self.relid, existing.tid()) || !constraint.is_immediate {
+            *has_conflict = true;
             Outcome::Done
         } else {
             existing.lock()
@@ -147,21 +188,23 @@ impl Room {
         match &self.way {
             Way::Never => Err(refused()),
             // A row of the very statement that is running can be locked, which tells, but not deleted.
-            Way::Heap => Ok(match existing.lock() {
-                Outcome::Done => existing.delete(),
-                outcome => outcome,
-            }),
-            Way::Statement(plan) => {
+            Way::Heap => match existing.lock() {
+                Outcome::Done => Ok(existing.delete()),
+                Outcome::Own => Err(refused()),
+                outcome => Ok(outcome),
+            },
+            Way::Statement(sql, plan) => {
                 let deferred = cascade::deferred(self.relid)?;
                 // In a session of somebody else the owner's code may have been compiled for another search path; and triggers that
                 // are deferred would run as whoever commits.
-                if !(access::is_member_of(self.owner) || cascade::is_mechanical(self.relid)?)
+                let is_mechanical = !self.is_risky && cascade::is_mechanical(self.relid)?;
+                if !(access::is_member_of(self.owner) || is_mechanical)
                     || deferred.triggers
                     || cascade::check(self.relid, self.owner, Cascade::Delete).is_err()
                 {
                     return Err(refused());
                 }
-                let delete = || plan.run(Places::These(&[existing.tid()]));
+                let delete = || plan.get_or_init(|| Plan::for_rows(sql)).run(Places::These(&[existing.tid()]));
                 // A sandbox lets nothing be deferred; a foreign key that is, is checked when the transaction commits.
                 let removed = if deferred.references {
                     identity::acting_as(self.owner, delete)
@@ -184,24 +227,24 @@ impl Room {
 
 /// The index of the rule in a relation, if that has every row of the rule.
 fn order_of(rule: &Rule, relid: Oid) -> Result<Option<Order>, TtlError> {
-    let Some(index) = sweep::serving_index(rule, relid)? else { return Ok(None) };
-    let is_later = format!("{} OPERATOR(pg_catalog.>) {}", rule.expiry.compared(), rule.expiry.cutoff_at(PRESENT));
-    Ok(Order::by(index, Condition::read(relid, &is_later)?))
+    identity::sandboxed_as(rule.owner, || {
+        let Some(index) = sweep::serving_index(rule, relid)? else { return Ok(None) };
+        let is_later = format!("{} OPERATOR(pg_catalog.>) {}", rule.expiry.compared(), rule.expiry.cutoff_at(PRESENT));
+        Ok(Order::by(index, Condition::read(relid, &is_later)?))
+    })
 }
 
 impl Way {
-    /// As the owner.
     fn of(rule: &Rule, relid: Oid, shape: &Shape, expired: &str) -> Self {
         // A sweep leaves the parts of other owners alone, too.
         if !rule.options.makes_room() || rule.hold.is_some() || shape.owner() != rule.owner || !shape.is_heap() {
             return Self::Never;
         }
-        if shape.is_plain() && access::may_delete(relid) {
+        if shape.is_plain() && identity::sandboxed_as(rule.owner, || access::may_delete(relid)) {
             return Self::Heap;
         }
         let table = shape.qualified_name();
-        Self::Statement(Plan::for_rows(&format!(
-            "{MARK}DELETE FROM ONLY {table} WHERE ctid = ANY ($1) AND ({expired}) IS TRUE"
-        )))
+        let sql = format!("{MARK}DELETE FROM ONLY {table} WHERE ctid = ANY ($1) AND ({expired}) IS TRUE");
+        Self::Statement(sql, OnceCell::new())
     }
 }

@@ -4,24 +4,32 @@
 use super::helpers::Helpers;
 use super::hire::{has_ended, load_rules};
 use super::schedule::Opening;
-use super::turn::{Job, Turn, Work, finish, report_broken, take_turn};
+use super::turn::{Job, SLICE, Turn, Work, finish, report_broken, take_turn};
 use super::{LIBRARY, TURN, TYPE, builder};
-use crate::catalog::{Catalog, Rule};
+use crate::catalog::{Catalog, Rule, Unserved};
+use crate::error::TtlError;
 use crate::guc;
 use crate::pg::board::{self, Leave, Role};
-use crate::pg::process;
-use crate::pg::transaction::Scope;
+use crate::pg::transaction::{Failure, Scope};
+use crate::pg::{process, recovery};
 use crate::rule::Ttl;
 use crate::sweep::{Step, pace};
+use pgrx::PgSqlErrorCode;
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, DynamicBackgroundWorker};
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 /// How often an idle worker looks whether it is in somebody's way.
 const LOOK_UP: Duration = Duration::from_secs(1);
+/// How long the rules of an owner go to a helper at once after one of them took long.
+const SLOW_FOR: Duration = Duration::from_secs(600);
+/// The shortest time between two passes, however often rules are changed.
+const SHORTEST_GAP: Duration = Duration::from_millis(50);
+/// How long a rule that cannot be swept is not reported again by this process.
+const REPORT_AGAIN: Duration = Duration::from_secs(10);
 /// How often a worker that is busy looks after its helpers.
 const SEE_TO: Duration = Duration::from_millis(100);
 /// How long a worker stays in a database without rules, if nobody waits for its process: the first rule may come soon.
@@ -90,7 +98,7 @@ pub extern "C-unwind" fn pg_ttl_index_worker_main(argument: pg_sys::Datum) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     Wanted,
-    /// There is no extension, or sweeping was switched off.
+    /// There is no extension, or none that this library serves, or sweeping was switched off.
     Idle,
     /// Somebody wants the database to himself, or nobody can tell.
     InTheWay,
@@ -101,14 +109,64 @@ fn standing() -> Standing {
         if process::is_database_wanted(process::current_database()) {
             return Ok(Standing::InTheWay);
         }
-        let is_on = process::has_extension() && Catalog::open()?.is_sweeping_on()?;
-        Ok(if is_on { Standing::Wanted } else { Standing::Idle })
+        if !process::has_extension() {
+            return Ok(Standing::Idle);
+        }
+        let catalog = match Catalog::open() {
+            Err(TtlError::Unserved(reason)) => {
+                tell_of_schema(&reason);
+                return Ok(Standing::Idle);
+            }
+            opened => opened?,
+        };
+        board::forget_told();
+        hold_after_recovery(&catalog)?;
+        Ok(if catalog.is_sweeping_on()? { Standing::Wanted } else { Standing::Idle })
     });
     looked.unwrap_or(Standing::InTheWay)
 }
 
+/// Logs that this database cannot be swept, once for each start of the server.
+fn tell_of_schema(reason: &Unserved) {
+    if board::tell_once() {
+        let database = process::current_database_name();
+        let message = format!("pg_ttl_index does not work in database \"{database}\": {reason}");
+        Failure { hint: Some(reason.hint().into()), ..Failure::new(UNSERVED, message) }.log();
+    }
+}
+
+/// Rows that were recovered to be rescued must not vanish: after a point-in-time recovery, sweeping begins when somebody says so.
+fn hold_after_recovery(catalog: &Catalog) -> Result<(), TtlError> {
+    let Some(recovery) = recovery::last() else { return Ok(()) };
+    if catalog.is_recovered(recovery)? && catalog.acknowledge_recovery(recovery, guc::hold_after_recovery())? {
+        let database = process::current_database_name();
+        let message = format!("pg_ttl_index does not sweep database \"{database}\" after a point-in-time recovery");
+        let hint = "Call ttl_start_worker() there when expired rows may be removed.";
+        Failure { hint: Some(hint.into()), ..Failure::new(UNSERVED, message) }.log();
+    }
+    Ok(())
+}
+
+const UNSERVED: PgSqlErrorCode = PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
+
 pub fn may_stay() -> bool {
     standing() == Standing::Wanted
+}
+
+struct Builder {
+    owner: Oid,
+    process: DynamicBackgroundWorker,
+    started: Instant,
+    /// Whether code of users runs for each row, and may last as long as they like.
+    runs_user_code: bool,
+}
+
+impl Builder {
+    /// Whether it gives way to what sweeps: if it only waits for transactions of others, or is in the hands of a user.
+    fn may_wait(&self) -> bool {
+        let is_waiting = || self.process.pid().is_ok_and(process::waits_for_lock);
+        self.started.elapsed() >= TURN && (self.runs_user_code || is_waiting())
+    }
 }
 
 struct Worker {
@@ -116,13 +174,19 @@ struct Worker {
     queue: VecDeque<Job>,
     /// When owners last had a turn.
     served: HashMap<Oid, Instant>,
+    /// Owners whose rules go to a helper at once, because one took long, and until when.
+    slow: HashMap<Oid, Instant>,
     helpers: Helpers,
-    /// Rules whose index is being made, with their owners.
-    builders: HashMap<i64, (Oid, DynamicBackgroundWorker)>,
+    /// Rules whose index is being made.
+    builders: HashMap<i64, Builder>,
     /// Whether somebody changed a rule.
     is_woken: bool,
     /// When the last pass over all rules began.
     loaded: Option<Instant>,
+    /// How long after that somebody who changes a rule can have another: many changes must not keep it from sweeping.
+    gap: Duration,
+    /// When rules that cannot be swept may be reported again.
+    reported: HashMap<i64, Instant>,
     /// When a rule with times of its own wants to be looked at before the next pass.
     early: Option<Instant>,
     /// When the sweeps of rules that have an interval of their own began.
@@ -139,10 +203,13 @@ impl Worker {
         Self {
             queue: VecDeque::new(),
             served: HashMap::new(),
+            slow: HashMap::new(),
             helpers: Helpers::default(),
             builders: HashMap::new(),
             is_woken: false,
             loaded: None,
+            gap: Duration::ZERO,
+            reported: HashMap::new(),
             early: None,
             begun: HashMap::new(),
             without_rules: None,
@@ -152,7 +219,8 @@ impl Worker {
     }
 
     fn time_to_next_turn(&self) -> Duration {
-        let pass = self.loaded.map_or(Duration::ZERO, |loaded| guc::naptime().saturating_sub(loaded.elapsed()));
+        let rest = if self.is_woken { self.gap } else { guc::naptime() };
+        let pass = self.loaded.map_or(Duration::ZERO, |loaded| rest.saturating_sub(loaded.elapsed()));
         let others = self.queue.iter().map(|job| job.not_before).chain(self.early);
         others.map(|at| at.saturating_duration_since(Instant::now())).fold(pass, Duration::min)
     }
@@ -163,7 +231,8 @@ impl Worker {
         let now = Instant::now();
         self.see_builders_off();
         self.is_woken |= board::take_wakeup();
-        let is_pass = self.is_woken || self.loaded.is_none_or(|loaded| now - loaded >= guc::naptime());
+        let rest = if self.is_woken { self.gap } else { guc::naptime() };
+        let is_pass = self.loaded.is_none_or(|loaded| now - loaded >= rest);
         if !is_pass && self.early.is_none_or(|early| now < early) {
             return;
         }
@@ -180,24 +249,28 @@ impl Worker {
                 return;
             }
         };
+        self.gap = (now.elapsed() * 10).clamp(SHORTEST_GAP, guc::naptime());
         self.look_for_rules(&catalog, rules.is_empty());
+        let queued: HashSet<i64> = self.queue.iter().map(|job| job.rule().id).collect();
+        self.reported.retain(|_, until| *until > now);
         for (rule, opening) in rules {
             let id = rule.as_ref().map_or_else(|broken| broken.rule_id, |rule| rule.id);
-            if self.helpers.have(id) || self.queue.iter().any(|job| job.rule().id == id) {
+            if self.helpers.have(id) || queued.contains(&id) {
                 continue;
             }
             match rule {
                 Ok(rule) => {
                     if rule.pending_index.is_some() && rule.may_build {
-                        self.start_builder(id, rule.owner);
+                        self.start_builder(&rule);
                     }
                     if self.is_time_for(&rule, opening, is_pass) {
                         let closes_at = opening.map(|opening| opening.until);
                         self.queue.push_back(Job::new(catalog.clone(), rule, closes_at));
                     }
                 }
-                Err(broken) if broken.is_due => {
-                    report_broken(&catalog, (id, broken.version), &broken.failure, broken.is_known)
+                Err(broken) if broken.is_due && !self.reported.contains_key(&id) => {
+                    report_broken(&catalog, (id, broken.version), &broken.failure, broken.is_known);
+                    self.reported.insert(id, now + REPORT_AGAIN);
                 }
                 Err(_) => {}
             }
@@ -293,12 +366,22 @@ impl Worker {
 
     fn give_turn(&mut self, job: Job) {
         let (id, owner, closes_at) = (job.rule().id, job.rule().owner, job.closes_at);
-        let begun = job.begun.unwrap_or_else(Instant::now);
-        self.served.insert(owner, Instant::now());
+        let (begun, started) = (job.begun.unwrap_or_else(Instant::now), Instant::now());
+        self.served.insert(owner, started);
+        self.slow.retain(|_, until| *until > started);
+        if self.slow.contains_key(&owner) {
+            job.abandon();
+            return self.helpers.hand_over(id, owner.to_u32(), begun);
+        }
         // Without shared memory there are no helpers.
         match take_turn(job, board::is_preloaded()) {
             Turn::Ended { is_through } => self.end_sweep(id, begun, is_through),
-            Turn::NeedsHelper => self.helpers.hand_over(id, owner.to_u32(), begun),
+            Turn::NeedsHelper => {
+                if started.elapsed() >= SLICE {
+                    self.slow.insert(owner, Instant::now() + SLOW_FOR);
+                }
+                self.helpers.hand_over(id, owner.to_u32(), begun);
+            }
             Turn::More(sweep, wait) => {
                 // A rule with a backlog, and others waiting: a helper takes it over from where the catalog says it is.
                 if wait.is_zero() && !self.queue.is_empty() && self.helpers.have_room() {
@@ -355,26 +438,41 @@ impl Worker {
     /// Ends what is under way, at once: helpers may run code that does not end, builders may be waiting for others.
     fn leave(&mut self) {
         self.helpers.end_all();
-        for (_, (_, builder)) in self.builders.drain() {
-            builder.terminate();
+        for (_, builder) in self.builders.drain() {
+            builder.process.terminate();
         }
         self.queue.drain(..).for_each(Job::abandon);
     }
 
     /// Some at a time, beside the workers that sweep: they spend most of their time waiting. An owner who has none gets one,
-    /// however long those of others take.
-    fn start_builder(&mut self, rule_id: i64, owner: Oid) {
-        let has_one = self.builders.values().any(|(of, _)| *of == owner);
-        let may_start = self.builders.len() < guc::max_workers() || !has_one;
-        if may_start && !self.builders.contains_key(&rule_id) {
-            self.builders.extend(builder::start(rule_id).map(|builder| (rule_id, (owner, builder))));
+    /// however long those of others take. What sweeps has a process first.
+    fn start_builder(&mut self, rule: &Rule) {
+        let has_one = self.builders.values().any(|builder| builder.owner == rule.owner);
+        let may_start = (self.builders.len() < guc::max_workers() || !has_one) && !board::anybody_waits();
+        if may_start && !self.builders.contains_key(&rule.id) {
+            let is_harmless = Scope::Transaction.attempt(|| Ok(rule.calls_nothing_of_users()));
+            let runs_user_code = !is_harmless.unwrap_or(false);
+            let builder =
+                |process| (rule.id, Builder { owner: rule.owner, process, started: Instant::now(), runs_user_code });
+            self.builders.extend(builder::start(rule.id).map(builder));
+        }
+    }
+
+    /// What sweeps has a process first: a builder that can wait ends for it, and begins again later.
+    fn end_waiting_builder(&self) {
+        if let Some(builder) = self.builders.values().find(|builder| builder.may_wait())
+            && board::make_way_of_builder()
+            && let Ok(pid) = builder.process.pid()
+        {
+            process::terminate(pid);
         }
     }
 
     /// One that has ended may have been stopped by somebody, and still be wanted: its rule is looked at again soon.
     fn see_builders_off(&mut self) {
+        self.end_waiting_builder();
         let before = self.builders.len();
-        self.builders.retain(|_, (_, builder)| !has_ended(builder));
+        self.builders.retain(|_, builder| !has_ended(&builder.process));
         if self.builders.len() < before {
             self.look_soon();
         }

@@ -21,6 +21,8 @@ const GRACE: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// A helper in a transaction for so long cannot give way.
 const LONG: Duration = Duration::from_secs(1);
+/// How long a transaction of one owner may last while rules of another have no process at all.
+const LONGEST: Duration = Duration::from_secs(30);
 /// Of the same owner: one may be stuck.
 const MOST_OF_AN_OWNER: usize = 2;
 /// How often the log says that no process is free.
@@ -164,6 +166,9 @@ impl Helpers {
                 continue;
             }
             let helper = board::is_next(process::current_database()).then(|| helper::start(owner)).flatten();
+            if helper.is_none() && has_waited && own.is_empty() {
+                end_longest(&present);
+            }
             match helper {
                 Some(helper) => {
                     self.started.push((owner, helper));
@@ -191,6 +196,14 @@ impl Helpers {
     }
 }
 
+/// Ends the helper that has been in its transaction for longest, if that is too long: others have none.
+fn end_longest(helpers: &[Slot]) {
+    if let Some(slot) = helpers.iter().max_by_key(|slot| busy_for(slot)).filter(|slot| busy_for(slot) >= LONGEST) {
+        board::doom(slot.pid);
+        process::terminate(slot.pid);
+    }
+}
+
 /// How long a process has been in its transaction.
 fn busy_for(slot: &Slot) -> Duration {
     if slot.busy_since == 0 { Duration::ZERO } else { age(slot.busy_since) }
@@ -203,7 +216,7 @@ fn age(since: i64) -> Duration {
 /// Writes down that a rule failed whose helper ended while it was at it: so it backs off, as one does that fails.
 fn record_loss(rule_id: i64, version: i64, was_doomed: bool) {
     let failure = if was_doomed {
-        let message = "the batch did not end within pg_ttl_index.batch_timeout, and its worker was terminated";
+        let message = "the batch took too long, and its worker was terminated";
         Failure::new(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, message)
     } else {
         Failure::new(PgSqlErrorCode::ERRCODE_ADMIN_SHUTDOWN, "the worker that swept the rule was terminated")

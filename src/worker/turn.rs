@@ -3,7 +3,7 @@
 use crate::catalog::{Catalog, Rule, Trigger};
 use crate::guc;
 use crate::pg::process;
-use crate::pg::transaction::{Failure, Scope};
+use crate::pg::transaction::{Failure, Hurry, Scope};
 use crate::sweep::{Step, Sweep, record_failure};
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::datum::datetime_support::clock_timestamp;
@@ -11,7 +11,7 @@ use pgrx::prelude::*;
 use std::time::{Duration, Instant};
 
 /// How long a rule is swept before the next one has its turn.
-const SLICE: Duration = Duration::from_secs(1);
+pub const SLICE: Duration = Duration::from_secs(1);
 
 /// A rule in the queue.
 pub struct Job {
@@ -31,7 +31,7 @@ pub enum Turn {
         /// Whether it did all that it was to do.
         is_through: bool,
     },
-    /// What comes next may run code of users, which is for a helper.
+    /// What comes next may run code of users, or take long, which is for a helper.
     NeedsHelper,
 }
 
@@ -60,8 +60,9 @@ impl Job {
     }
 }
 
-/// Sweeps for a slice. An aloof process runs no code of users.
+/// Sweeps for a slice. An aloof process runs no code of users, nor has it the time to wait for anybody.
 pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
+    let _hurry = is_aloof.then(Hurry::begin);
     let interrupted = Turn::Ended { is_through: false };
     let mut sweep = match job.work {
         Work::Begun(sweep) => sweep,
@@ -70,6 +71,7 @@ pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
             match Sweep::begin(&catalog, *rule, Trigger::Worker, Scope::Transaction, is_aloof) {
                 Ok(Some(sweep)) => Box::new(sweep),
                 Ok(None) => return interrupted,
+                Err(failure) if failure.needs_time => return Turn::NeedsHelper,
                 Err(failure) => {
                     report_broken(&catalog, id, &failure, known_error.as_deref() == Some(&failure.to_string()));
                     return interrupted;

@@ -144,6 +144,68 @@ fn tables_that_one_owner_keeps_locked_do_not_hold_up_those_of_others() {
 }
 
 #[test]
+fn rules_of_others_do_not_take_turns_with_those_whose_tables_are_locked() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    let mallory = db.role("mallory");
+    db.run("SELECT ttl_stop_worker()");
+    let mut session = db.session(&mallory);
+    let tables: Vec<_> = (1..=60).map(|nth| format!("locked{nth}")).collect();
+    for (nth, table) in tables.iter().enumerate() {
+        // What a filter means is read from the table, too.
+        let filter = if nth % 2 == 0 { ", filter => 'n > 0'" } else { "" };
+        session.run(&format!(
+            "CREATE TABLE {table} (n int, at timestamptz); INSERT INTO {table} VALUES (1, '2020-01-01');
+             SELECT ttl_create_index('{table}', 'at', 60{filter})"
+        ));
+    }
+    for nth in 1..=30 {
+        db.run(&format!("CREATE TABLE free{nth} (at timestamptz); INSERT INTO free{nth} VALUES ('2020-01-01')"));
+        rule(&mut db, &format!("free{nth}"), 10);
+    }
+    session.run(&format!("BEGIN; LOCK {}", tables.join(", ")));
+    let started = Instant::now();
+    db.run("SELECT ttl_start_worker()");
+    db.wait_for("SELECT count(*) FROM ttl_summary WHERE table_name LIKE 'free%' AND total_rows_deleted = 1", "30");
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    session.run("ROLLBACK");
+    db.wait_for("SELECT count(*) FROM ttl_summary WHERE total_rows_deleted = 1", "90");
+}
+
+#[test]
+fn what_takes_long_to_read_holds_up_nobody() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    let mallory = db.role("mallory");
+    db.run("SELECT ttl_stop_worker()");
+    let mut session = db.session(&mallory);
+    // Each comparison unpacks its value, and calls no code of users.
+    let filter = "v > ''a'' AND ".repeat(15) + "v < ''a''";
+    session.run(&format!(
+        "CREATE TABLE large (v text, at timestamptz); INSERT INTO large VALUES (repeat('x', 40000000), '2020-01-01');
+         INSERT INTO large SELECT v, at FROM large, generate_series(1, 24);
+         SELECT ttl_create_index('large', 'at', 60, filter => '{filter}', index_method => 'none')"
+    ));
+    for nth in 1..=8 {
+        db.run(&format!("CREATE TABLE free{nth} (at timestamptz); INSERT INTO free{nth} VALUES ('2020-01-01')"));
+        rule(&mut db, &format!("free{nth}"), 10);
+    }
+    db.run("SELECT ttl_start_worker()");
+    let (mut worst, mut last) = (Duration::ZERO, Instant::now());
+    let swept = "SELECT count(*) FROM ttl_summary WHERE table_name LIKE 'free%' AND total_rows_deleted > 0";
+    let mut seen = db.get(swept);
+    while seen != "8" {
+        let now = db.get(swept);
+        if now != seen {
+            (worst, last, seen) = (worst.max(last.elapsed()), Instant::now(), now);
+        }
+        assert!(last.elapsed() < Duration::from_secs(30), "{seen} of 8 were swept");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(worst < Duration::from_secs(8), "{worst:?}");
+}
+
+#[test]
 fn a_long_batch_does_not_keep_a_database_from_being_dropped() {
     let server = server(&[]);
     let mut db = database(&server);
@@ -181,6 +243,109 @@ fn an_index_that_is_never_finished_keeps_nobody_from_beginning_another_or_droppi
     db.wait_for("SELECT count(*) FROM ttl_progress WHERE phase = 'building'", "2");
     session.run("SELECT ttl_drop_index('stuck', 'at')");
     db.wait_for("SELECT index_state FROM ttl_summary", "valid");
+}
+
+#[test]
+fn builders_that_wait_give_their_processes_to_what_sweeps() {
+    // One is the launcher's, one PostgreSQL's own for replication.
+    let server = server(&["max_worker_processes=4"]);
+    let mut building = database(&server);
+    building.run("CREATE TABLE b (id int, at timestamptz); INSERT INTO b VALUES (1, now())");
+    let mut idle = building.session("postgres");
+    idle.run("BEGIN; INSERT INTO b VALUES (2, now())");
+    building.run("SELECT ttl_create_index('b', 'at', interval '1 hour', concurrently => true)");
+    building.wait_for("SELECT count(*) FROM ttl_progress WHERE phase = 'building'", "1");
+    let mut other = database(&server);
+    other.run(EXPIRED);
+    rule(&mut other, "t", 10);
+    other.wait_for(ROWS, "0");
+    // A helper of its own database has one before it, too.
+    other.run("SELECT ttl_drop_index('t', 'at')");
+    building.wait_for("SELECT count(*) FROM ttl_progress WHERE phase = 'building'", "1");
+    building.run("CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END'");
+    table_with_trigger(&mut building, "t", "nothing");
+    rule(&mut building, "t", 10);
+    building.wait_for(ROWS, "0");
+    idle.run("COMMIT");
+    building.wait_for("SELECT index_state FROM ttl_summary WHERE table_name = 'b'", "valid");
+}
+
+#[test]
+fn builders_that_run_code_of_users_give_their_processes_up_too() {
+    let server = server(&["max_worker_processes=4"]);
+    let mut building = database(&server);
+    building.run(
+        "CREATE FUNCTION slow(timestamptz) RETURNS timestamptz IMMUTABLE LANGUAGE plpgsql AS
+             'BEGIN PERFORM pg_sleep(100000); RETURN $1; END';
+         CREATE TABLE b (at timestamptz); INSERT INTO b VALUES (now());
+         SELECT ttl_create_index('b', 'slow(at)', 60, concurrently => true, run_window => '00:00-00:01')",
+    );
+    building.wait_for("SELECT count(*) FROM ttl_progress WHERE phase = 'building'", "1");
+    let mut other = database(&server);
+    other.run(EXPIRED);
+    rule(&mut other, "t", 10);
+    other.wait_for(ROWS, "0");
+}
+
+#[test]
+fn rules_that_cannot_be_swept_and_are_locked_hold_up_nobody_and_do_not_fill_the_log() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    let mallory = db.role("mallory");
+    let mut session = db.session(&mallory);
+    session.run(
+        "DO $$ BEGIN FOR i IN 1..150 LOOP
+             EXECUTE format('CREATE TABLE b%s (at timestamptz, n int)', i);
+             PERFORM ttl_create_index(format('b%s', i)::regclass, 'at', 60, filter => 'n > 0', index_method => 'none');
+         END LOOP; END $$;
+         DO $$ BEGIN FOR i IN 1..150 LOOP EXECUTE format('ALTER TABLE b%s DROP n', i); END LOOP; END $$;
+         BEGIN; SELECT sum(ttl_pause(format('b%s', i)::regclass)) FROM generate_series(1, 150) i",
+    );
+    db.run(EXPIRED);
+    let before = server.log().lines().count();
+    let started = Instant::now();
+    rule(&mut db, "t", 1000);
+    db.wait_for(ROWS, "0");
+    for _ in 0..3 {
+        db.run("INSERT INTO t VALUES (1, '2020-01-01')");
+        db.wait_for(ROWS, "0");
+    }
+    assert!(started.elapsed() < Duration::from_secs(12), "{:?}", started.elapsed());
+    let lines = server.log().lines().count() - before;
+    assert!(lines < 20, "{lines} lines in the log");
+}
+
+#[test]
+fn changing_rules_all_the_time_holds_up_nobody() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    let mallory = db.role("mallory");
+    let mut session = db.session(&mallory);
+    session.run(
+        "DO $$ BEGIN FOR i IN 1..300 LOOP
+             EXECUTE format('CREATE TABLE s%s (at timestamptz)', i);
+             PERFORM ttl_create_index(format('s%s', i)::regclass, 'at', 60, index_method => 'none');
+         END LOOP; END $$",
+    );
+    for nth in 1..=10 {
+        db.run(&format!("CREATE TABLE v{nth} (at timestamptz)"));
+        rule(&mut db, &format!("v{nth}"), 10);
+    }
+    let until = Instant::now() + Duration::from_secs(8);
+    let spam = std::thread::spawn(move || {
+        while Instant::now() < until {
+            session.run("SELECT ttl_alter_index('s1', 'at', batch_size => 7)");
+        }
+    });
+    let mut worst = Duration::ZERO;
+    while !spam.is_finished() {
+        let started = Instant::now();
+        db.run("INSERT INTO v5 VALUES ('2020-01-01')");
+        db.wait_for("SELECT count(*) FROM v5", "0");
+        worst = worst.max(started.elapsed());
+    }
+    spam.join().expect("a thread");
+    assert!(worst < Duration::from_secs(5), "{worst:?}");
 }
 
 #[test]

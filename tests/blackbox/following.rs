@@ -142,3 +142,40 @@ fn names_that_nobody_followed_remove_nothing() {
     assert_eq!(db.error("SELECT ttl_runner('t')").code, "42703");
     assert_eq!(db.get("SELECT count(*) FROM t"), "1");
 }
+
+#[test]
+fn ddl_of_a_stranger_holds_up_neither_sweeps_nor_ddl_of_an_owner() {
+    let mut db = Database::new();
+    let (owner, eve, mal) = (db.role("owner"), db.role("eve"), db.role("mal"));
+    let mut own = db.session(&owner);
+    own.run(&format!(
+        "CREATE TABLE v (k int PRIMARY KEY, at timestamptz NOT NULL); GRANT REFERENCES ON v TO {eve};
+         CREATE TABLE part (k int, at timestamptz NOT NULL) PARTITION BY RANGE (k);
+         CREATE TABLE part1 PARTITION OF part FOR VALUES FROM (0) TO (1000); CREATE TABLE old (k int, at timestamptz NOT NULL);
+         CREATE FUNCTION okay() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
+         CREATE TRIGGER okay BEFORE INSERT ON part FOR EACH ROW EXECUTE FUNCTION okay();
+         SELECT ttl_create_index('v', 'at', 0), ttl_create_index('part', 'at', 0, archive_to => 'old')"
+    ));
+    let mut eve = db.session(&eve);
+    eve.run("CREATE TABLE child (k int REFERENCES v ON DELETE CASCADE); CREATE TABLE pa (k int PRIMARY KEY)");
+    let mut mal = db.session(&mal);
+    mal.run("CREATE TABLE a (k int PRIMARY KEY); CREATE TABLE b (k int REFERENCES a)");
+    own.run("SET lock_timeout = '3s'");
+    mal.run("SET lock_timeout = '3s'");
+    for ddl in ["ALTER TABLE child ALTER k SET STATISTICS 100", "ALTER TABLE child ADD z int"] {
+        eve.run(&format!("BEGIN; {ddl}"));
+        own.run("INSERT INTO v VALUES (1, now() - interval '1 day')");
+        assert_eq!(own.get("SELECT ttl_runner('part')"), "0");
+        own.run("SELECT ttl_pause('v'), ttl_resume('v'), ttl_alter_index('v', 'at', batch_size => 5)");
+        if ddl.contains("STATISTICS") {
+            assert_eq!(own.get("SELECT ttl_runner('v')"), "1", "{ddl}");
+        }
+        eve.run("ROLLBACK");
+        own.run("DELETE FROM v");
+    }
+    eve.run("BEGIN; CREATE TABLE pc (k int REFERENCES pa); DROP TABLE pc");
+    mal.run("DROP TABLE b");
+    own.run("ALTER TABLE part ADD z int");
+    assert_eq!(own.get("SELECT count(*) FROM ttl_summary WHERE last_error IS NOT NULL"), "0");
+    eve.run("ROLLBACK");
+}

@@ -64,6 +64,35 @@ fn ddl_of_a_table_with_a_rule_reads_that_rule_alone() {
 }
 
 #[test]
+fn a_function_that_others_use_in_rules_is_changed_as_fast_as_ever() {
+    let mut db = Database::new();
+    let (author, user) = (db.role("author"), db.role("user"));
+    db.run("SELECT ttl_stop_worker()");
+    let mut author = db.session(&author);
+    let define = "CREATE OR REPLACE FUNCTION keep(int) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT $1 > ";
+    author.run(&format!("{define}0'"));
+    let mut user = db.session(&user);
+    user.run(
+        "DO $$ BEGIN FOR n IN 1..30 LOOP
+             EXECUTE format('CREATE TABLE r%s (n int, at timestamptz)', n);
+             PERFORM ttl_create_index(format('r%s', n)::regclass, 'at', interval '1 day', filter => 'keep(n)');
+         END LOOP; END $$",
+    );
+    let written =
+        "SELECT sum(n_tup_upd) FROM pg_stat_xact_user_tables WHERE relname IN ('ttl_index_table', 'ttl_binding')";
+    author.run(&format!("BEGIN; {define}1'"));
+    assert_eq!(author.get(written), "0");
+    author.run("COMMIT");
+    // They notice all the same.
+    user.run("INSERT INTO r1 VALUES (2, '2020-01-01')");
+    assert_eq!(user.error("SELECT ttl_runner('r1')").code, "55000");
+    assert_eq!(user.get("SELECT count(*) FROM r1"), "1");
+    // Who rules the tables is followed at once.
+    db.run(&format!("{define}2'"));
+    assert_eq!(db.get("SELECT DISTINCT state FROM ttl_summary"), "error");
+}
+
+#[test]
 fn a_summary_reads_every_rule_a_few_times_and_not_once_for_each_other() {
     let mut db = with_rules(120);
     assert_eq!(db.get("SELECT count(*) FROM ttl_summary"), "120");

@@ -116,8 +116,61 @@ fn explain_does_not_count_hidden_rows() {
         assert!(!plan.contains("Removed"), "{plan}");
         assert!(!shown.is_empty());
     }
+    db.run("INSERT INTO t VALUES ('gone', '2020-01-01')");
+    db.run("SET enable_seqscan = off; SET enable_indexscan = off; SET enable_indexonlyscan = off");
+    let [dead, none] = ["gone", "none"].map(|token| {
+        let query = format!(
+            "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT * FROM t WHERE token = '{token}'"
+        );
+        let plan = db.get(&query).replace(token, "");
+        assert!(plan.contains("Bitmap Heap Scan"), "{plan}");
+        plan.lines()
+            .filter(|line| !line.contains("Planning") && !line.contains("Buffers"))
+            .collect::<Vec<_>>()
+            .join("\n")
+    });
+    assert_eq!(dead, none);
     let plan = db.get("EXPLAIN (ANALYZE, FORMAT JSON) SELECT * FROM t WHERE token = 'dead'");
     assert!(!plan.contains("\"Rows Removed by Filter\": 1"), "{plan}");
+}
+
+#[test]
+fn how_often_a_function_is_called_does_not_tell_of_hidden_rows() {
+    let mut db = with(
+        "CREATE TABLE t (k int PRIMARY KEY, v text, at timestamptz NOT NULL); CREATE TABLE one (n int); INSERT INTO one VALUES (1);
+         INSERT INTO t SELECT i, 'secret' || i, '2020-01-01' FROM generate_series(1, 5) i;
+         INSERT INTO t SELECT i, 'live', now() + interval '1 hour' FROM generate_series(101, 2000) i;
+         CREATE VIEW w AS SELECT * FROM t; ANALYZE t; SELECT ttl_create_index('t', 'at', 0, hide_expired => true);
+         CREATE FUNCTION tell() RETURNS boolean VOLATILE COST 0.0001 LANGUAGE plpgsql AS 'BEGIN RAISE NOTICE ''called''; RETURN true; END'",
+    );
+    for method in ["enable_seqscan = off", "enable_indexscan = off", "enable_seqscan = on"] {
+        db.run(&format!("SET {method}"));
+        for query in [
+            "SELECT k FROM t WHERE k = 3 AND tell()",
+            "SELECT k FROM t WHERE k = 3 AND v > 'secret2' AND tell()",
+            "SELECT k FROM t WHERE k = 3 AND (k > 5 OR tell())",
+            "SELECT k FROM t WHERE k = 3 AND tell() AND (SELECT true)",
+            "SELECT k FROM w WHERE k = 3 AND tell()",
+            "SELECT * FROM (SELECT k FROM t WHERE k = 3) x WHERE tell()",
+            "WITH x AS (SELECT k FROM t WHERE k = 3) SELECT * FROM x WHERE tell()",
+            "UPDATE t SET v = 'x' WHERE k = 3 AND tell()",
+            "DELETE FROM t WHERE k = 3 AND tell()",
+            "SELECT * FROM one JOIN t ON k = 3 AND tell()",
+        ] {
+            // As often as for a key that no row has.
+            let [hidden, missing] = ["3", "99"].map(|key| {
+                let query = query.replace("k = 3", &format!("k = {key}"));
+                db.notices();
+                assert_eq!(db.get(&query), "", "{query}");
+                db.notices().len()
+            });
+            assert_eq!(hidden, missing, "{method}: {query}");
+        }
+        // It is called for rows that are there, and for those that an outer join makes up.
+        assert_eq!(db.get("SELECT k FROM t WHERE k = 101 AND tell()"), "101");
+        assert_eq!(db.get("SELECT n, k FROM one LEFT JOIN t ON k = 3 WHERE tell()"), "1|");
+        assert!(db.notices().len() >= 2);
+    }
 }
 
 #[test]

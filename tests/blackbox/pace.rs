@@ -99,7 +99,7 @@ fn a_sweep_ends_at_its_cap_and_the_next_ones_go_on() {
     let server = server(&[]);
     let mut db = database(&server);
     db.run(EXPIRED);
-    db.run("SELECT ttl_create_index('t', 'at', 60, max_rows_per_run => 300, run_every => interval '100 milliseconds')");
+    db.run("SELECT ttl_create_index('t', 'at', 60, max_rows_per_run => 300, run_every => interval '1 second')");
     db.wait_for(ROWS, "0");
     db.wait_for("SELECT string_agg(rows_removed::text, ',' ORDER BY id) FROM ttl_history", "300,300,300,100");
 }

@@ -1,7 +1,7 @@
 //! Nobody's code runs with the rights of somebody else: behind cascades, in soft deletes, in calls about one row.
 
 use crate::sweep::with;
-use harness::Database;
+use harness::{Database, Session};
 
 /// A stranger who has a trap: a function that writes down who it runs as, and tries to make its author a superuser.
 fn with_trap(setup: &str) -> (Database, String) {
@@ -132,6 +132,83 @@ fn an_owners_code_does_not_run_in_sessions_that_could_have_poisoned_it() {
         "t|t"
     );
     db.run("INSERT INTO h VALUES ('k', now())");
+}
+
+/// An owner's function that another role has had compiled for a search path with a domain of its own, which tells who checks it.
+const COMPILED: &str = "CREATE DOMAIN public.word AS text;
+    CREATE FUNCTION public.norm(x text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS 'DECLARE w word; BEGIN w := lower(x); RETURN w; END';
+    SELECT norm('a')";
+
+fn poisoned(setup: &str) -> (Database, Session, String) {
+    let mut db = with("CREATE TABLE seen (who text); GRANT INSERT ON seen TO PUBLIC");
+    let (owner, eve) = (db.role("owner"), db.role("eve"));
+    db.run(&format!("CREATE SCHEMA evil AUTHORIZATION {eve}; GRANT USAGE ON SCHEMA evil TO PUBLIC"));
+    let mut own = db.session(&owner);
+    own.run(COMPILED);
+    own.run(&setup.replace("$eve", &eve));
+    let mut session = db.session(&eve);
+    session.run(
+        "CREATE FUNCTION evil.note(text) RETURNS boolean LANGUAGE plpgsql AS
+             'BEGIN INSERT INTO public.seen VALUES (current_user); RETURN true; END';
+         CREATE DOMAIN evil.word AS text CHECK (evil.note(VALUE)); SET search_path = evil, public; SELECT public.norm('q')",
+    );
+    (db, session, owner)
+}
+
+#[test]
+fn writing_a_row_runs_what_indexes_are_on_as_the_writer() {
+    for key in [
+        "CREATE UNIQUE INDEX ON t (norm(k))",
+        "ALTER TABLE t ADD n text GENERATED ALWAYS AS (norm(k)) STORED UNIQUE",
+        "CREATE UNIQUE INDEX ON t (k) WHERE norm(k) <> norm('none')",
+    ] {
+        let (mut db, mut eve, owner) = poisoned(&format!(
+            "CREATE TABLE t (k text, at timestamptz NOT NULL); {key}; SELECT ttl_create_index('t', 'at', 0, hide_expired => true);
+             INSERT INTO t VALUES ('live', now() + interval '1 hour'); GRANT INSERT ON t TO $eve"
+        ));
+        eve.run("INSERT INTO t VALUES ('live', now() + interval '1 hour') ON CONFLICT DO NOTHING; INSERT INTO t VALUES ('x', now())");
+        assert_eq!(db.get(&format!("SELECT count(*) FROM seen WHERE who = '{owner}'")), "0", "{key}");
+    }
+}
+
+#[test]
+fn writing_a_row_has_nothing_planned_as_the_owner() {
+    let (mut db, mut eve, owner) = poisoned(
+        "CREATE TABLE t (k text PRIMARY KEY, v text, at timestamptz NOT NULL);
+         CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END';
+         CREATE TRIGGER d BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION nothing();
+         CREATE STATISTICS s ON (k || norm('A')), v FROM t; CREATE INDEX ON t (at) WHERE v <> norm('A');
+         SELECT ttl_create_index('t', 'at', 0, hide_expired => true); GRANT INSERT ON t TO $eve;
+         CREATE TABLE plain (k text PRIMARY KEY, v text, at timestamptz NOT NULL); CREATE INDEX ON plain (at) WHERE v <> norm('A');
+         SELECT ttl_create_index('plain', 'at', 0, hide_expired => true); GRANT INSERT ON plain TO $eve",
+    );
+    eve.run("INSERT INTO t VALUES ('live', 'y', now() + interval '1 hour'); INSERT INTO plain VALUES ('live', 'y', now() + interval '1 hour')");
+    assert_eq!(db.get(&format!("SELECT count(*) FROM seen WHERE who = '{owner}'")), "0");
+}
+
+#[test]
+fn ddl_of_others_reads_nothing_as_the_owner_of_a_rule() {
+    let (mut db, mut eve, owner) = poisoned(
+        "CREATE TABLE t (id int PRIMARY KEY, kind text, at timestamptz NOT NULL); CREATE INDEX ON t (at);
+         SELECT ttl_create_index('t', 'at', 0, filter => 'kind = public.norm(''A'')'); GRANT REFERENCES ON t TO $eve",
+    );
+    eve.run(
+        "CREATE TABLE evil.child (id int REFERENCES public.t); ALTER TABLE evil.child ADD n int; DROP TABLE evil.child",
+    );
+    assert_eq!(db.get(&format!("SELECT count(*) FROM seen WHERE who = '{owner}'")), "0");
+}
+
+#[test]
+fn an_index_on_a_function_that_needs_the_search_path_is_used_under_that_of_the_writer() {
+    let mut db = with(
+        "CREATE FUNCTION helper(x text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT lower(x)';
+         CREATE FUNCTION norm(x text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS 'BEGIN RETURN helper(x); END';
+         CREATE TABLE t (k text, at timestamptz NOT NULL); CREATE UNIQUE INDEX ON t (norm(k));
+         SELECT ttl_create_index('t', 'at', 0, hide_expired => true); INSERT INTO t VALUES ('live', now() + interval '1 hour')",
+    );
+    db.run("INSERT INTO t VALUES ('Live', now() + interval '1 hour') ON CONFLICT DO NOTHING");
+    db.session("postgres").run("INSERT INTO t VALUES ('LIVE', now() + interval '1 hour') ON CONFLICT DO NOTHING");
+    assert_eq!(db.get("SELECT count(*) FROM t"), "1");
 }
 
 #[test]

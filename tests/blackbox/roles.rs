@@ -58,6 +58,10 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_start_worker()", "SELECT ttl_start_worker()", "+------"),
     ("ttl_stop_worker()", "SELECT ttl_stop_worker()", ".------"),
     ("ttl_wake()", "SELECT ttl_wake()", ".------"),
+    ("ttl_adopt()", "SELECT ttl_adopt()", ".------"),
+    ("ttl_recovery", "SELECT count(*) >= 0 FROM ttl_recovery", "+------"),
+    ("ttl_last_recovery()", "SELECT ttl_last_recovery()", "......."),
+    ("ttl_database_hold()", "SELECT ttl_database_hold()", "......."),
     ("ttl_forget(oid)", "SELECT ttl_forget('t'::regclass)", ".------"),
     // What tells nothing but what its arguments, or the system catalogs, tell everybody.
     ("ttl_instant(text)", "SELECT ttl_instant('2020-01-01T00:00:00Z')", "+++++++"),

@@ -15,6 +15,17 @@ pub fn program(name: &str) -> PathBuf {
     PathBuf::from(home).join("current").join(name)
 }
 
+/// Puts a script of the extension, one of the fixtures, where PostgreSQL finds it.
+pub fn install_script(name: &str) {
+    let sharedir = run(Command::new(program("pg_config")).arg("--sharedir"));
+    let target = PathBuf::from(sharedir.trim_end()).join("extension").join(name);
+    let root = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").expect("cargo"));
+    // Tests may do this side by side, each with the same contents.
+    let draft = target.with_extension(format!("{}", std::process::id()));
+    std::fs::copy(root.join("fixtures").join(name), &draft).expect("a fixture");
+    std::fs::rename(draft, target).expect("installing a script");
+}
+
 /// A command that may start a server: PostgreSQL refuses root, so root becomes postgres.
 pub fn unprivileged(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let is_root = std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);

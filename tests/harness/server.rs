@@ -39,13 +39,28 @@ impl Server {
 
     /// A standby that follows this server, with the same settings.
     pub fn start_standby(&self) -> Self {
+        Self::run(self.back_up(&["--write-recovery-conf"]), self.settings.clone())
+    }
+
+    /// A server that begins with a point-in-time recovery of a backup of this one, with the same settings and these.
+    pub fn start_recovered(&self, settings: &[&str]) -> Self {
+        let directory = self.back_up(&["--wal-method=stream"]);
+        run(unprivileged("touch").arg(directory.join("data/recovery.signal")));
+        let target = ["restore_command=false", "recovery_target=immediate", "recovery_target_action=promote"];
+        let own = settings.iter().chain(&target).map(|setting| (*setting).to_owned());
+        Self::run(directory, self.settings.iter().cloned().chain(own).collect())
+    }
+
+    /// A new directory with a backup of this server.
+    fn back_up(&self, options: &[&str]) -> PathBuf {
         let directory = new_directory();
         run(unprivileged(program("pg_basebackup"))
-            .args(["--username=postgres", "--write-recovery-conf", "--checkpoint=fast", "--no-sync", "--host"])
+            .args(["--username=postgres", "--checkpoint=fast", "--no-sync", "--host"])
             .arg(&self.directory)
+            .args(options)
             .arg("--pgdata")
             .arg(directory.join("data")));
-        Self::run(directory, self.settings.clone())
+        directory
     }
 
     /// Stops the server, fast; tells how long that took.
@@ -62,6 +77,11 @@ impl Server {
         std::fs::remove_file(self.directory.join("stopped")).expect("a stopped server");
         self.keeper = keeper(&self.directory, &self.settings);
         self.wait_until_ready();
+    }
+
+    /// Has it start with another setting the next time.
+    pub fn set(&mut self, setting: &str) {
+        self.settings.push(setting.to_owned());
     }
 
     /// What the server has logged.

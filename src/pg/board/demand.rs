@@ -41,11 +41,13 @@ pub(super) struct Demand {
     wanted: bool,
     left: Option<Leave>,
     wait: Option<Wait>,
+    /// Whether the log has told why it cannot be swept.
+    is_told: bool,
 }
 
 impl Demand {
     fn is_over(&self) -> bool {
-        !self.wanted && self.left.is_none() && self.wait.is_none()
+        !self.wanted && self.left.is_none() && self.wait.is_none() && !self.is_told
     }
 }
 
@@ -113,6 +115,24 @@ pub(super) fn worker_leaves(board: &mut Board, slot: &Slot) {
     }
     change(board, slot.database, |demand| demand.wait = None);
     super::tasks::drop_waiting(board, slot.database);
+}
+
+/// Takes down that the log tells why this database cannot be swept; returns `false` if it did before.
+pub fn tell_once() -> bool {
+    let (_, database) = myself();
+    let mut is_news = true;
+    if is_preloaded() {
+        change(&mut BOARD.exclusive(), database, |demand| is_news = !std::mem::replace(&mut demand.is_told, true));
+    }
+    is_news
+}
+
+/// Takes down that it can be.
+pub fn forget_told() {
+    let (_, database) = myself();
+    if is_preloaded() && BOARD.share().demands.iter().any(|demand| demand.database == database && demand.is_told) {
+        change(&mut BOARD.exclusive(), database, |demand| demand.is_told = false);
+    }
 }
 
 /// Tells the launcher why the worker of this database is about to leave.
@@ -187,19 +207,40 @@ pub fn is_next(database: Oid) -> bool {
 /// Whether another database waits for a process.
 pub fn somebody_waits() -> bool {
     let (_, database) = myself();
-    is_preloaded() && BOARD.share().demands.iter().any(|demand| demand.database != database && demand.wait.is_some())
+    has_waits(|demand| demand.database != database)
+}
+
+/// Whether any database waits for a process, this one included.
+pub fn anybody_waits() -> bool {
+    has_waits(|_| true)
+}
+
+fn has_waits(counts: impl Fn(&Demand) -> bool) -> bool {
+    is_preloaded() && BOARD.share().demands.iter().any(|demand| demand.wait.is_some() && counts(demand))
 }
 
 /// Whether this process should leave for another database that waits for one. For each that waits, one at a time does.
 pub fn make_way() -> bool {
-    if !somebody_waits() {
+    let (_, database) = myself();
+    answer_wait(|demand| demand.database != database)
+}
+
+/// Whether a builder should end for any database that waits for a process, its own included.
+pub fn make_way_of_builder() -> bool {
+    answer_wait(|_| true)
+}
+
+/// Takes down that somebody makes way for the one that has waited longest, if nobody has.
+fn answer_wait(counts: impl Fn(&Demand) -> bool) -> bool {
+    if !has_waits(&counts) {
         return false;
     }
-    let ((_, database), now) = (myself(), now());
+    let now = now();
     let mut board = BOARD.exclusive();
-    let others = board.demands.iter_mut().filter(|demand| demand.database != database);
-    let unanswered = others.filter_map(|demand| demand.wait.as_mut()).filter(|wait| wait.answered_at + ANSWER < now);
-    let Some(first) = unanswered.min_by_key(|wait| wait.since) else { return false };
+    let waiting = board.demands.iter_mut().filter(|demand| counts(demand)).filter_map(|demand| demand.wait.as_mut());
+    let Some(first) = waiting.filter(|wait| wait.answered_at + ANSWER < now).min_by_key(|wait| wait.since) else {
+        return false;
+    };
     first.answered_at = now;
     true
 }

@@ -6,8 +6,8 @@ mod tasks;
 
 use demand::{DATABASES, Demand};
 pub use demand::{
-    For, Leave, forget_databases_but, forget_wait, is_next, make_way, report_leave, somebody_waits, take_leaves,
-    wait_for_process, waits, wake, wanted, worker_begins,
+    For, Leave, anybody_waits, forget_databases_but, forget_told, forget_wait, is_next, make_way, make_way_of_builder,
+    report_leave, somebody_waits, take_leaves, tell_once, wait_for_process, waits, wake, wanted, worker_begins,
 };
 pub use progress::{Hold, Progress, claim_building, end_builders_on, report, report_end, sweeps};
 pub use tasks::{

@@ -1,0 +1,149 @@
+//! Which schemas of the extension this library serves.
+//!
+//! A package may be upgraded long before `ALTER EXTENSION … UPDATE`, and a schema before the server is restarted. Until both fit, or
+//! if somebody has changed the extension's tables by hand, the library leaves the database alone: no query may fail for it.
+
+use crate::error::TtlError;
+use crate::pg::memo::Memo;
+use crate::pg::spi;
+use pgrx::pg_sys::{InvalidOid, Oid};
+use std::fmt;
+
+/// The versions that are served, each with the digest of its schema that [`DIGEST`] computes. A release adds a line and takes none
+/// away before the next major version.
+const SERVED: [(&str, &str); 1] = [("4.0.0", "d20dcc62efdf154f85de7ff18e680c4d")];
+
+/// The names and types of all columns and functions that belong to the extension `e`.
+const DIGEST: &str = "SELECT md5(string_agg(part, ' ' ORDER BY part COLLATE \"C\"))
+     FROM pg_depend d
+     CROSS JOIN LATERAL (
+         SELECT format('%s.%s %s', c.relname, a.attname, t.typname)
+         FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+         JOIN pg_type t ON t.oid = a.atttypid
+         WHERE d.classid = 'pg_class'::regclass AND c.oid = d.objid AND c.relkind = 'r' AND c.relnamespace = e.extnamespace
+         UNION ALL
+         SELECT format('%s(%s) %s', p.proname, array_to_string(ARRAY(
+                    SELECT y.typname FROM unnest(p.proargtypes) WITH ORDINALITY AS argument (type, place)
+                    JOIN pg_type y ON y.oid = argument.type ORDER BY place), ','), t.typname)
+         FROM pg_proc p JOIN pg_type t ON t.oid = p.prorettype
+         WHERE d.classid = 'pg_proc'::regclass AND p.oid = d.objid AND p.pronamespace = e.extnamespace) AS parts (part)
+     WHERE d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'";
+
+/// Why a schema is not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unserved {
+    Older(String),
+    Newer(String),
+    /// Its tables or functions are not those of its version; the digest they have.
+    Damaged(String),
+}
+
+impl fmt::Display for Unserved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let library = env!("CARGO_PKG_VERSION");
+        match self {
+            Self::Older(version) | Self::Newer(version) => {
+                write!(
+                    f,
+                    "version {library} of the pg_ttl_index library does not serve version {version} of its schema"
+                )
+            }
+            Self::Damaged(digest) => {
+                write!(f, "the schema of extension pg_ttl_index is not that of its version (digest {digest})")
+            }
+        }
+    }
+}
+
+impl Unserved {
+    /// What an administrator can do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Older(_) => "Use ALTER EXTENSION pg_ttl_index UPDATE.",
+            Self::Newer(_) => "Restart the server with the library of that version.",
+            Self::Damaged(_) => {
+                "Undo changes of the extension's tables and functions, or drop the extension and create it again."
+            }
+        }
+    }
+}
+
+/// What a database has of the extension.
+#[derive(Clone)]
+enum Installed {
+    Nothing,
+    Unserved(Unserved),
+    /// The table of rules.
+    Served(Oid),
+}
+
+thread_local! {
+    static INSTALLED: Memo<(), Installed> = Memo::new();
+}
+
+/// The table of rules, if there is one that this library serves.
+pub fn rules_table() -> Result<Oid, TtlError> {
+    let installed = INSTALLED.with(|memo| match memo.get(&()) {
+        Some(installed) => Ok(installed),
+        None => memo.remember(&(), || spi::with_latest_snapshot(look)),
+    })?;
+    match installed.as_ref() {
+        Installed::Nothing => Err(TtlError::NotInstalled),
+        Installed::Unserved(reason) => Err(TtlError::Unserved(reason.clone())),
+        Installed::Served(relid) => Ok(*relid),
+    }
+}
+
+/// What there is, with the relations whose changes may change that. Nothing in here can fail, whatever the schema looks like.
+fn look() -> Result<(Vec<Oid>, Installed), TtlError> {
+    let sql = format!(
+        "SELECT e.extversion, ({DIGEST}),
+                ARRAY(SELECT c.oid FROM pg_depend d JOIN pg_class c ON c.oid = d.objid
+                      WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+                        AND d.deptype = 'e' AND c.relkind = 'r' AND c.relnamespace = e.extnamespace
+                      ORDER BY c.relname = 'ttl_index_table' DESC)
+         FROM pg_extension e WHERE e.extname = 'pg_ttl_index'"
+    );
+    let found = spi::peek(&sql, |row| {
+        let (version, digest): (Option<String>, Option<String>) = (row.get(1)?, row.get(2)?);
+        Ok((version.unwrap_or_default(), digest.unwrap_or_default(), row.get::<Vec<Oid>>(3)?.unwrap_or_default()))
+    })?;
+    let Some((version, digest, tables)) = found.into_iter().next() else {
+        return Ok((vec![InvalidOid], Installed::Nothing));
+    };
+    Ok(match (judge(&version, &digest), tables.first()) {
+        (Ok(()), Some(rules)) => (tables.clone(), Installed::Served(*rules)),
+        // Whatever changes may be the end of it, as it may be the coming of the extension, which is there before its tables are.
+        (Err(reason), _) => (vec![InvalidOid], Installed::Unserved(reason)),
+        (Ok(()), None) => (vec![InvalidOid], Installed::Nothing),
+    })
+}
+
+fn judge(version: &str, digest: &str) -> Result<(), Unserved> {
+    match SERVED.iter().find(|(served, _)| *served == version) {
+        Some((_, whole)) if *whole == digest => Ok(()),
+        Some(_) => Err(Unserved::Damaged(digest.into())),
+        None if numbers(version) > numbers(env!("CARGO_PKG_VERSION")) => Err(Unserved::Newer(version.into())),
+        None => Err(Unserved::Older(version.into())),
+    }
+}
+
+fn numbers(version: &str) -> Vec<u32> {
+    version.split('.').map(|number| number.parse().unwrap_or(0)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_told_apart_by_their_numbers() {
+        assert_eq!(judge("3.0.0", ""), Err(Unserved::Older("3.0.0".into())));
+        assert_eq!(judge("4.10.0", ""), Err(Unserved::Newer("4.10.0".into())));
+        assert_eq!(judge("10.0", ""), Err(Unserved::Newer("10.0".into())));
+        assert_eq!(judge("", ""), Err(Unserved::Older(String::new())));
+        let (version, digest) = SERVED[0];
+        assert_eq!(judge(version, digest), Ok(()));
+        assert_eq!(judge(version, "another"), Err(Unserved::Damaged("another".into())));
+    }
+}

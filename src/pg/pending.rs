@@ -1,0 +1,91 @@
+//! Rows that `ON CONFLICT DO NOTHING` was to write, kept until it has run: to see then whether one came to be in their way that
+//! nobody could see when they were looked at.
+
+use super::conflict::{self, Constraint, Existing, begin_scan};
+use super::expression::Relation;
+use super::trigger::Change;
+use pgrx::pg_sys::{self, Oid};
+use std::ptr;
+
+/// A copy of such a row, in memory of the statement that was to write it.
+pub struct PendingRow {
+    relid: Oid,
+    tuple: pg_sys::HeapTuple,
+}
+
+impl PendingRow {
+    /// # Safety
+    /// `memory` lives at least as long as the copy.
+    pub(super) unsafe fn copy(change: &Change<'_>, memory: pg_sys::MemoryContext) -> Self {
+        // SAFETY: as promised by the caller; the row outlives the call of the trigger.
+        unsafe {
+            let before = pg_sys::MemoryContextSwitchTo(memory);
+            let tuple = pg_sys::heap_copytuple(change.tuple());
+            pg_sys::MemoryContextSwitchTo(before);
+            Self { relid: change.relid(), tuple }
+        }
+    }
+
+    pub fn relid(&self) -> Oid {
+        self.relid
+    }
+
+    pub fn free(self) {
+        // SAFETY: a copy that nobody else has.
+        unsafe { pg_sys::heap_freetuple(self.tuple) };
+    }
+
+    /// Shows `judge` the row itself.
+    pub fn ask<T>(&self, judge: impl FnOnce(&Existing) -> T) -> T {
+        let relation = Relation::open(self.relid);
+        // SAFETY: the relation is open, and the slot has a row of it.
+        unsafe {
+            let own = self.slot(&relation);
+            let judged = judge(&Existing::new(relation.0, conflict::completed(relation.0, own)));
+            pg_sys::ExecDropSingleTupleTableSlot(own);
+            judged
+        }
+    }
+
+    /// Whether a row that collides with this one is there, or this one itself, and `judge` says yes to it; `None` if the constraint
+    /// does not concern it. Waits for nobody.
+    pub fn meets_another(&self, constraint: &Constraint, judge: impl Fn(&Existing) -> bool) -> Option<bool> {
+        let relation = Relation::open(self.relid);
+        // SAFETY: relation and index are open, and the slots have rows of the relation. What an error leaves behind is released
+        // with the transaction.
+        unsafe {
+            let index = pg_sys::index_open(constraint.index, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
+            let own = self.slot(&relation);
+            let values = constraint.values(index, conflict::completed(relation.0, own));
+            let is_met = values.map(|values| {
+                let (mut keys, forward) = (constraint.scan_keys(&values), pg_sys::ScanDirection::ForwardScanDirection);
+                // Sees what others have committed, and all that this transaction has done, this command included.
+                let scan = begin_scan(relation.0, index, &raw mut pg_sys::SnapshotSelfData, keys.len() as i32);
+                pg_sys::index_rescan(scan, keys.as_mut_ptr(), keys.len() as i32, ptr::null_mut(), 0);
+                let slot = pg_sys::table_slot_create(relation.0, ptr::null_mut());
+                let mut is_met = false;
+                while !is_met && pg_sys::index_getnext_slot(scan, forward, slot) {
+                    let is_equal = !(*scan).xs_recheck || constraint.collides(index, slot, &values);
+                    is_met = is_equal && judge(&Existing::new(relation.0, slot));
+                }
+                pg_sys::index_endscan(scan);
+                pg_sys::ExecDropSingleTupleTableSlot(slot);
+                is_met
+            });
+            pg_sys::ExecDropSingleTupleTableSlot(own);
+            pg_sys::index_close(index, pg_sys::NoLock as pg_sys::LOCKMODE);
+            is_met
+        }
+    }
+
+    /// # Safety
+    /// The slot is dropped before the relation is closed.
+    unsafe fn slot(&self, relation: &Relation) -> *mut pg_sys::TupleTableSlot {
+        // SAFETY: the copy is a row of the relation.
+        unsafe {
+            let slot = pg_sys::MakeSingleTupleTableSlot((*relation.0).rd_att, &pg_sys::TTSOpsHeapTuple);
+            pg_sys::ExecStoreHeapTuple(self.tuple, slot, false);
+            slot
+        }
+    }
+}
