@@ -13,11 +13,14 @@ export CARGO_PGRX = $(CACHE)/tools/bin/cargo-pgrx
 export CARGO_TARGET_DIR = $(CACHE)/target
 export CARGO_PGRX_DISABLE_GC_SECTIONS_WORKAROUND = 1
 export LOGS = $(CACHE)/log/pg$(PG)
+# First the Rust that .ci/rust chose, if PATH has none new enough. cargo looks for `cargo fmt` and the like in its own
+# directory before anything else, unless that is somewhere on PATH.
+export PATH := $(CACHE)/rust/bin:$(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 STEP = .ci/step
 FEATURES = --no-default-features --features pg$(PG)
 
-.PHONY: help setup install schema demo bench regress test fmt clippy doc pgtest blackbox clean
+.PHONY: help rust setup install schema demo bench regress test fmt clippy doc pgtest blackbox clean
 
 help:
 	@echo 'make demo   build, start a throw-away server, and show what the extension does'
@@ -26,7 +29,10 @@ help:
 	@echo 'make regress  the regression tests of PostgreSQL itself, with the library and without'
 	@echo 'PG=14..18   choose the PostgreSQL version (default 15)'
 
-setup:
+rust:
+	@$(STEP) 'find Rust' .ci/rust
+
+setup: rust
 	@$(STEP) 'set up PostgreSQL $(PG) and cargo-pgrx' .ci/setup
 
 install: setup
@@ -35,7 +41,8 @@ install: setup
 schema: install
 	@$(STEP) 'write the upgrade script' .ci/schema
 
-demo: install
+demo: setup
+	@$(STEP) 'build and install the extension for speed' .ci/install --release
 	@$(STEP) 'build the demo' cargo build --package pg_ttl_index_tests --bin demo
 	@"$(CARGO_TARGET_DIR)/debug/demo"
 
@@ -49,7 +56,7 @@ regress: install
 	@$(STEP) 'build their runner' cargo build --package pg_ttl_index_tests --bin regression
 	@"$(CARGO_TARGET_DIR)/debug/regression" "$(CACHE)/regress$(PG)"
 
-fmt:
+fmt: rust
 	@$(STEP) 'check format' cargo fmt --all --check
 
 clippy: setup
@@ -62,6 +69,7 @@ pgtest: setup
 	@$(STEP) 'unit tests, and tests inside the server' .ci/pgtest
 
 blackbox: install
+	@$(STEP) 'set up drivers' .ci/drivers
 	@$(STEP) 'tests against real servers' cargo test --package pg_ttl_index_tests
 
 test: fmt clippy doc pgtest blackbox

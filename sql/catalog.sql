@@ -61,22 +61,17 @@ CREATE TABLE ttl_index_table (
     total_rows_deleted         bigint NOT NULL DEFAULT 0 CHECK (total_rows_deleted >= 0),
     total_partitions_removed   bigint NOT NULL DEFAULT 0 CHECK (total_partitions_removed >= 0),
     last_duration              interval,
-    last_error                 text,
     last_error_code            text,
     last_error_at              timestamptz,
     consecutive_failures       integer NOT NULL DEFAULT 0 CHECK (consecutive_failures >= 0),
     -- When a rule that failed may be tried again.
     retry_at                   timestamptz,
     -- The same of a worker that makes the index.
-    index_error                text,
     index_failures             integer NOT NULL DEFAULT 0 CHECK (index_failures >= 0),
     index_retry_at             timestamptz,
     -- What the last sweep had to leave: rows it could not remove, rows that others had locked, parts of the table.
     blocked_rows               bigint NOT NULL DEFAULT 0 CHECK (blocked_rows >= 0),
-    -- Blocked rows are left alone until they are due again, unless what may block them changes: type and last value of theirs, a
-    -- digest of triggers, rules and constraints, when they are due, and how often all of them were tried.
-    blocked_up_to              text,
-    blocked_under              text,
+    -- Blocked rows are left alone until they are due again, and were tried so often; see ttl_state.
     blocked_retry_at           timestamptz,
     blocked_tries              integer NOT NULL DEFAULT 0 CHECK (blocked_tries >= 0),
     locked_rows                bigint NOT NULL DEFAULT 0 CHECK (locked_rows >= 0),
@@ -127,8 +122,19 @@ CREATE TABLE ttl_binding (
 CREATE INDEX ON ttl_binding USING gin (uses) WITH (fastupdate = off);
 CREATE INDEX ON ttl_binding (index_relid);
 
+-- A rule that is restored takes its number with it, and the sequence goes on behind it.
 SELECT pg_extension_config_dump('ttl_index_table', '');
-SELECT pg_extension_config_dump('ttl_index_table_id_seq', '');
+
+-- What may have words or values of rows in it, and so is for owners and monitors: the messages of errors; and of blocked rows, which
+-- are left alone for a while unless what may block them changes, the type and the last of their values, and a digest of triggers,
+-- rules and constraints.
+CREATE TABLE ttl_state (
+    rule_id       bigint PRIMARY KEY REFERENCES ttl_index_table ON DELETE CASCADE,
+    last_error    text,
+    index_error   text,
+    blocked_up_to text,
+    blocked_under text
+);
 
 -- The index of a rule: the one it was bound to, or, if that was rebuilt under a new OID (REINDEX CONCURRENTLY, a
 -- column type change) or has only now been restored, the one that has its name on the same table.
@@ -182,6 +188,7 @@ CREATE TABLE ttl_history_log (
     locked_rows  bigint NOT NULL,
     wal_bytes    bigint NOT NULL,
     status       text NOT NULL,
+    error_code   text,
     error        text
 );
 CREATE INDEX ON ttl_history_log (finished_at);

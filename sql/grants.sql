@@ -3,24 +3,81 @@
 REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_start_worker(), ttl_stop_worker() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_bind(), ttl_adopt() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_follow_ddl() FROM PUBLIC;
+REVOKE ALL ON FUNCTION ttl_follow_ddl(), ttl_keep_switch() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_hook(text)
     FROM PUBLIC;
 
--- A user sees the rules on tables they own or may read; pg_monitor sees all. pg_dump reads all of this.
-GRANT SELECT ON ttl_index_table, ttl_index_table_id_seq, ttl_binding, ttl_worker_off, ttl_summary,
-    ttl_history_log, ttl_history, ttl_progress TO PUBLIC;
-ALTER TABLE ttl_index_table ENABLE ROW LEVEL SECURITY;
-ALTER TABLE ttl_binding ENABLE ROW LEVEL SECURITY;
+-- What was asked for is no secret, as the definitions of indexes and constraints are none: so everybody can dump it. How it goes is for
+-- those who may read the table, and for pg_monitor; what errors say, for the owner and pg_monitor.
+GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_history, ttl_progress TO PUBLIC;
+GRANT SELECT (id, rule_id, schema_name, table_name, column_name, trigger, started_at, finished_at, rows_removed, partitions_removed,
+              batches, blocked_rows, locked_rows, wal_bytes, status, error_code) ON ttl_history_log TO PUBLIC;
 ALTER TABLE ttl_history_log ENABLE ROW LEVEL SECURITY;
-CREATE POLICY readable_table ON ttl_binding FOR SELECT USING (
-    pg_has_role('pg_monitor', 'USAGE')
-    OR has_any_column_privilege(relid, 'SELECT')
-    OR EXISTS (SELECT FROM pg_class c WHERE c.oid = relid AND pg_has_role(c.relowner, 'USAGE')));
-CREATE POLICY readable_table ON ttl_index_table FOR SELECT USING (
-    EXISTS (SELECT FROM ttl_binding b WHERE b.rule_id = id));
 CREATE POLICY readable_table ON ttl_history_log FOR SELECT USING (
-    pg_has_role('pg_monitor', 'USAGE') OR EXISTS (SELECT FROM ttl_binding b WHERE b.rule_id = ttl_history_log.rule_id));
+    pg_has_role('pg_monitor', 'USAGE') OR rule_id = ANY (ARRAY(SELECT rule_id FROM ttl_states())));
+
+-- Everybody can restore a dump: a trigger leaves out rules on tables of others, and another one the switch, which is for those who may
+-- use it.
+GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
+CREATE TRIGGER ttl_keep_switch
+    BEFORE INSERT ON ttl_worker_off FOR EACH ROW
+    WHEN (NOT has_function_privilege('@extschema@.ttl_stop_worker()'::regprocedure, 'EXECUTE'))
+    EXECUTE FUNCTION ttl_keep_switch();
+ALTER TABLE ttl_worker_off ENABLE ALWAYS TRIGGER ttl_keep_switch;
+
+-- What \df, \d and \dx+ tell.
+COMMENT ON TABLE ttl_index_table IS 'TTL rules as they were registered, and their counters';
+COMMENT ON TABLE ttl_binding IS 'what the names in TTL rules stand for in this database';
+COMMENT ON TABLE ttl_state IS 'what errors of TTL rules say, and how far their rows are blocked';
+COMMENT ON TABLE ttl_history_log IS 'sweeps that did something or failed; see the view ttl_history';
+COMMENT ON TABLE ttl_worker_off IS 'has a row while automatic sweeping is switched off';
+COMMENT ON TABLE ttl_recovery IS 'point-in-time recoveries that this database has taken note of';
+COMMENT ON VIEW ttl_summary IS 'TTL rules that you may see, and how they are doing';
+COMMENT ON VIEW ttl_history IS 'sweeps that did something or failed';
+COMMENT ON VIEW ttl_progress IS 'sweeps under way';
+COMMENT ON EVENT TRIGGER ttl_follow_alter IS 'keeps TTL rules in line with their tables';
+COMMENT ON EVENT TRIGGER ttl_follow_drop IS 'removes TTL rules with their tables';
+DO $$
+DECLARE
+    described record;
+BEGIN
+    FOR described IN
+        SELECT p.oid::regprocedure AS function, p.prokind, coalesce(c.comment, 'internal to pg_ttl_index') AS comment
+        FROM pg_depend d
+        JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
+        JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND e.oid = d.refobjid AND e.extname = 'pg_ttl_index'
+        LEFT JOIN (VALUES
+            ('ttl_create_index', 'registers a TTL rule on a column or expression of a table'),
+            ('ttl_alter_index', 'changes what is given of a TTL rule'),
+            ('ttl_drop_index', 'removes a TTL rule, and its index if the extension made it'),
+            ('ttl_pause', 'pauses TTL rules of a table'),
+            ('ttl_resume', 'resumes TTL rules of a table'),
+            ('ttl_preview', 'tells what the next sweep of a table would do'),
+            ('ttl_runner', 'sweeps now, inside the transaction; returns the rows removed'),
+            ('ttl_sweep', 'sweeps now, committing every batch'),
+            ('ttl_get', 'tells the seconds until a row expires; -1 never, -2 not there'),
+            ('ttl_set', 'has a row expire after a time'),
+            ('ttl_expire_at', 'has a row expire at an instant'),
+            ('ttl_touch', 'restarts the clock of a row'),
+            ('ttl_persist', 'has a row never expire'),
+            ('ttl_enable_touch', 'has every UPDATE of a row restart its clock'),
+            ('ttl_disable_touch', 'has UPDATEs leave the clocks of rows alone'),
+            ('ttl_start_worker', 'switches automatic sweeping on in this database'),
+            ('ttl_stop_worker', 'switches automatic sweeping off in this database'),
+            ('ttl_worker_status', 'shows the workers of all databases'),
+            ('ttl_summary', 'TTL rules that you may see, and how they are doing'),
+            ('ttl_history', 'sweeps that did something or failed'),
+            ('ttl_progress', 'sweeps under way'),
+            ('ttl_instant', 'reads an instant from text, a number or a uuid'),
+            ('ttl_rfc3339', 'writes an instant as RFC 3339 text'))
+            AS c (name, comment) ON c.name = p.proname
+        WHERE d.deptype = 'e'
+    LOOP
+        EXECUTE format('COMMENT ON %s %s IS %L', CASE described.prokind WHEN 'p' THEN 'PROCEDURE' ELSE 'FUNCTION' END,
+                       described.function, described.comment);
+    END LOOP;
+END
+$$;
 
 -- A worker is wanted from now on.
 SELECT ttl_wake();

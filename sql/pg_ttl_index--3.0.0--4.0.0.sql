@@ -73,22 +73,17 @@ CREATE TABLE ttl_index_table (
     total_rows_deleted         bigint NOT NULL DEFAULT 0 CHECK (total_rows_deleted >= 0),
     total_partitions_removed   bigint NOT NULL DEFAULT 0 CHECK (total_partitions_removed >= 0),
     last_duration              interval,
-    last_error                 text,
     last_error_code            text,
     last_error_at              timestamptz,
     consecutive_failures       integer NOT NULL DEFAULT 0 CHECK (consecutive_failures >= 0),
     -- When a rule that failed may be tried again.
     retry_at                   timestamptz,
     -- The same of a worker that makes the index.
-    index_error                text,
     index_failures             integer NOT NULL DEFAULT 0 CHECK (index_failures >= 0),
     index_retry_at             timestamptz,
     -- What the last sweep had to leave: rows it could not remove, rows that others had locked, parts of the table.
     blocked_rows               bigint NOT NULL DEFAULT 0 CHECK (blocked_rows >= 0),
-    -- Blocked rows are left alone until they are due again, unless what may block them changes: type and last value of theirs, a
-    -- digest of triggers, rules and constraints, when they are due, and how often all of them were tried.
-    blocked_up_to              text,
-    blocked_under              text,
+    -- Blocked rows are left alone until they are due again, and were tried so often; see ttl_state.
     blocked_retry_at           timestamptz,
     blocked_tries              integer NOT NULL DEFAULT 0 CHECK (blocked_tries >= 0),
     locked_rows                bigint NOT NULL DEFAULT 0 CHECK (locked_rows >= 0),
@@ -139,8 +134,19 @@ CREATE TABLE ttl_binding (
 CREATE INDEX ON ttl_binding USING gin (uses) WITH (fastupdate = off);
 CREATE INDEX ON ttl_binding (index_relid);
 
+-- A rule that is restored takes its number with it, and the sequence goes on behind it.
 SELECT pg_extension_config_dump('ttl_index_table', '');
-SELECT pg_extension_config_dump('ttl_index_table_id_seq', '');
+
+-- What may have words or values of rows in it, and so is for owners and monitors: the messages of errors; and of blocked rows, which
+-- are left alone for a while unless what may block them changes, the type and the last of their values, and a digest of triggers,
+-- rules and constraints.
+CREATE TABLE ttl_state (
+    rule_id       bigint PRIMARY KEY REFERENCES ttl_index_table ON DELETE CASCADE,
+    last_error    text,
+    index_error   text,
+    blocked_up_to text,
+    blocked_under text
+);
 
 -- The index of a rule: the one it was bound to, or, if that was rebuilt under a new OID (REINDEX CONCURRENTLY, a
 -- column type change) or has only now been restored, the one that has its name on the same table.
@@ -194,6 +200,7 @@ CREATE TABLE ttl_history_log (
     locked_rows  bigint NOT NULL,
     wal_bytes    bigint NOT NULL,
     status       text NOT NULL,
+    error_code   text,
     error        text
 );
 CREATE INDEX ON ttl_history_log (finished_at);
@@ -274,7 +281,8 @@ CREATE  FUNCTION "ttl_create_index"(
 	"run_every" interval DEFAULT NULL, /* Option < Interval > */
 	"run_window" TEXT DEFAULT NULL, /* Option < & str > */
 	"max_rows_per_second" INT DEFAULT NULL, /* Option < i32 > */
-	"max_rows_per_run" bigint DEFAULT NULL /* Option < i64 > */
+	"max_rows_per_run" bigint DEFAULT NULL, /* Option < i64 > */
+	"active" bool DEFAULT NULL /* Option < bool > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -301,11 +309,40 @@ CREATE  FUNCTION "ttl_create_index"(
 	"run_every" interval DEFAULT NULL, /* Option < Interval > */
 	"run_window" TEXT DEFAULT NULL, /* Option < & str > */
 	"max_rows_per_second" INT DEFAULT NULL, /* Option < i32 > */
-	"max_rows_per_run" bigint DEFAULT NULL /* Option < i64 > */
+	"max_rows_per_run" bigint DEFAULT NULL, /* Option < i64 > */
+	"active" bool DEFAULT NULL /* Option < bool > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
 AS 'MODULE_PATHNAME', 'ttl_create_index_seconds_wrapper';
+
+-- pg_ttl_index::api::rules::ttl_create_index
+CREATE  FUNCTION "ttl_create_index"(
+	"table_name" regclass, /* Option < Regclass > */
+	"column_name" TEXT, /* Option < & str > */
+	"expire_after" TEXT, /* Option < & str > */
+	"batch_size" INT DEFAULT NULL, /* Option < i32 > */
+	"soft_delete_column" TEXT DEFAULT NULL, /* Option < String > */
+	"filter" TEXT DEFAULT NULL, /* Option < String > */
+	"time_zone" TEXT DEFAULT NULL, /* Option < String > */
+	"unit" TEXT DEFAULT NULL, /* Option < String > */
+	"index_method" TEXT DEFAULT NULL, /* Option < & str > */
+	"concurrently" bool DEFAULT NULL, /* Option < bool > */
+	"hide_expired" bool DEFAULT NULL, /* Option < bool > */
+	"purge_after" interval DEFAULT NULL, /* Option < Interval > */
+	"archive_to" regclass DEFAULT NULL, /* Option < Regclass > */
+	"on_expire" regprocedure DEFAULT NULL, /* Option < Regprocedure > */
+	"notify_channel" TEXT DEFAULT NULL, /* Option < String > */
+	"partition_action" TEXT DEFAULT NULL, /* Option < & str > */
+	"run_every" interval DEFAULT NULL, /* Option < Interval > */
+	"run_window" TEXT DEFAULT NULL, /* Option < & str > */
+	"max_rows_per_second" INT DEFAULT NULL, /* Option < i32 > */
+	"max_rows_per_run" bigint DEFAULT NULL, /* Option < i64 > */
+	"active" bool DEFAULT NULL /* Option < bool > */
+) RETURNS bool /* Result < bool, ErrorReport > */
+
+LANGUAGE c /* Rust */
+AS 'MODULE_PATHNAME', 'ttl_create_index_text_wrapper';
 
 -- pg_ttl_index::api::workers::ttl_database_hold
 CREATE  FUNCTION "ttl_database_hold"() RETURNS TEXT /* Result < Option < String > , ErrorReport > */
@@ -346,18 +383,6 @@ AS 'MODULE_PATHNAME', 'ttl_enable_touch_wrapper';
 -- pg_ttl_index::api::rows::ttl_expire_at
 CREATE  FUNCTION "ttl_expire_at"(
 	"table_name" regclass, /* Option < Regclass > */
-	"key" jsonb, /* Option < JsonText > */
-	"expires_at" timestamp with time zone, /* Option < TimestampWithTimeZone > */
-	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
-	"mode" TEXT DEFAULT 'always' /* Option < & str > */
-) RETURNS bool /* Result < bool, ErrorReport > */
-
-LANGUAGE c /* Rust */
-AS 'MODULE_PATHNAME', 'ttl_expire_at_json_wrapper';
-
--- pg_ttl_index::api::rows::ttl_expire_at
-CREATE  FUNCTION "ttl_expire_at"(
-	"table_name" regclass, /* Option < Regclass > */
 	"key" TEXT, /* Option < & str > */
 	"expires_at" timestamp with time zone, /* Option < TimestampWithTimeZone > */
 	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
@@ -365,7 +390,19 @@ CREATE  FUNCTION "ttl_expire_at"(
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
-AS 'MODULE_PATHNAME', 'ttl_expire_at_text_wrapper';
+AS 'MODULE_PATHNAME', 'ttl_expire_at_by_text_wrapper';
+
+-- pg_ttl_index::api::rows::ttl_expire_at
+CREATE  FUNCTION "ttl_expire_at"(
+	"table_name" regclass, /* Option < Regclass > */
+	"key" anyelement, /* Option < AnyElement > */
+	"expires_at" timestamp with time zone, /* Option < TimestampWithTimeZone > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"mode" TEXT DEFAULT 'always' /* Option < & str > */
+) RETURNS bool /* Result < bool, ErrorReport > */
+
+LANGUAGE c /* Rust */
+AS 'MODULE_PATHNAME', 'ttl_expire_at_by_value_wrapper';
 
 -- pg_ttl_index::api::workers::ttl_forget
 CREATE  FUNCTION "ttl_forget"(
@@ -378,22 +415,31 @@ AS 'MODULE_PATHNAME', 'ttl_forget_wrapper';
 -- pg_ttl_index::api::rows::ttl_get
 CREATE  FUNCTION "ttl_get"(
 	"table_name" regclass, /* Option < Regclass > */
-	"key" jsonb, /* Option < JsonText > */
-	"column_name" TEXT DEFAULT NULL /* Option < & str > */
-) RETURNS double precision /* Result < f64, ErrorReport > */
-
-LANGUAGE c /* Rust */
-AS 'MODULE_PATHNAME', 'ttl_get_json_wrapper';
-
--- pg_ttl_index::api::rows::ttl_get
-CREATE  FUNCTION "ttl_get"(
-	"table_name" regclass, /* Option < Regclass > */
 	"key" TEXT, /* Option < & str > */
 	"column_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS double precision /* Result < f64, ErrorReport > */
 
 LANGUAGE c /* Rust */
-AS 'MODULE_PATHNAME', 'ttl_get_text_wrapper';
+AS 'MODULE_PATHNAME', 'ttl_get_by_text_wrapper';
+
+-- pg_ttl_index::api::rows::ttl_get
+CREATE  FUNCTION "ttl_get"(
+	"table_name" regclass, /* Option < Regclass > */
+	"key" anyelement, /* Option < AnyElement > */
+	"column_name" TEXT DEFAULT NULL /* Option < & str > */
+) RETURNS double precision /* Result < f64, ErrorReport > */
+
+LANGUAGE c /* Rust */
+AS 'MODULE_PATHNAME', 'ttl_get_by_value_wrapper';
+
+-- pg_ttl_index::api::workers::ttl_history_errors
+CREATE  FUNCTION "ttl_history_errors"() RETURNS TABLE (
+	"id" bigint,  /* i64 */
+	"error" TEXT  /* String */
+)
+STRICT STABLE
+LANGUAGE c /* Rust */
+AS 'MODULE_PATHNAME', 'ttl_history_errors_wrapper';
 
 -- pg_ttl_index::api::rules::ttl_holds
 CREATE  FUNCTION "ttl_holds"() RETURNS TABLE (
@@ -495,22 +541,22 @@ AS 'MODULE_PATHNAME', 'ttl_pause_wrapper';
 -- pg_ttl_index::api::rows::ttl_persist
 CREATE  FUNCTION "ttl_persist"(
 	"table_name" regclass, /* Option < Regclass > */
-	"key" jsonb, /* Option < JsonText > */
-	"column_name" TEXT DEFAULT NULL /* Option < & str > */
-) RETURNS bool /* Result < bool, ErrorReport > */
-
-LANGUAGE c /* Rust */
-AS 'MODULE_PATHNAME', 'ttl_persist_json_wrapper';
-
--- pg_ttl_index::api::rows::ttl_persist
-CREATE  FUNCTION "ttl_persist"(
-	"table_name" regclass, /* Option < Regclass > */
 	"key" TEXT, /* Option < & str > */
 	"column_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
-AS 'MODULE_PATHNAME', 'ttl_persist_text_wrapper';
+AS 'MODULE_PATHNAME', 'ttl_persist_by_text_wrapper';
+
+-- pg_ttl_index::api::rows::ttl_persist
+CREATE  FUNCTION "ttl_persist"(
+	"table_name" regclass, /* Option < Regclass > */
+	"key" anyelement, /* Option < AnyElement > */
+	"column_name" TEXT DEFAULT NULL /* Option < & str > */
+) RETURNS bool /* Result < bool, ErrorReport > */
+
+LANGUAGE c /* Rust */
+AS 'MODULE_PATHNAME', 'ttl_persist_by_value_wrapper';
 
 -- pg_ttl_index::api::sweeps::ttl_preview
 CREATE  FUNCTION "ttl_preview"(
@@ -658,18 +704,6 @@ AS 'MODULE_PATHNAME', 'ttl_runner_wrapper';
 -- pg_ttl_index::api::rows::ttl_set
 CREATE  FUNCTION "ttl_set"(
 	"table_name" regclass, /* Option < Regclass > */
-	"key" jsonb, /* Option < JsonText > */
-	"ttl" interval, /* Option < Interval > */
-	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
-	"mode" TEXT DEFAULT 'always' /* Option < & str > */
-) RETURNS bool /* Result < bool, ErrorReport > */
-
-LANGUAGE c /* Rust */
-AS 'MODULE_PATHNAME', 'ttl_set_json_wrapper';
-
--- pg_ttl_index::api::rows::ttl_set
-CREATE  FUNCTION "ttl_set"(
-	"table_name" regclass, /* Option < Regclass > */
 	"key" TEXT, /* Option < & str > */
 	"ttl" interval, /* Option < Interval > */
 	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
@@ -677,13 +711,85 @@ CREATE  FUNCTION "ttl_set"(
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
-AS 'MODULE_PATHNAME', 'ttl_set_text_wrapper';
+AS 'MODULE_PATHNAME', 'ttl_set_by_text_wrapper';
+
+-- pg_ttl_index::api::rows::ttl_set
+CREATE  FUNCTION "ttl_set"(
+	"table_name" regclass, /* Option < Regclass > */
+	"key" anyelement, /* Option < AnyElement > */
+	"ttl" interval, /* Option < Interval > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"mode" TEXT DEFAULT 'always' /* Option < & str > */
+) RETURNS bool /* Result < bool, ErrorReport > */
+
+LANGUAGE c /* Rust */
+AS 'MODULE_PATHNAME', 'ttl_set_by_value_wrapper';
+
+-- pg_ttl_index::api::rows::ttl_set
+CREATE  FUNCTION "ttl_set"(
+	"table_name" regclass, /* Option < Regclass > */
+	"key" TEXT, /* Option < & str > */
+	"ttl" double precision, /* Option < f64 > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"mode" TEXT DEFAULT 'always' /* Option < & str > */
+) RETURNS bool /* Result < bool, ErrorReport > */
+
+LANGUAGE c /* Rust */
+AS 'MODULE_PATHNAME', 'ttl_set_seconds_by_text_wrapper';
+
+-- pg_ttl_index::api::rows::ttl_set
+CREATE  FUNCTION "ttl_set"(
+	"table_name" regclass, /* Option < Regclass > */
+	"key" anyelement, /* Option < AnyElement > */
+	"ttl" double precision, /* Option < f64 > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"mode" TEXT DEFAULT 'always' /* Option < & str > */
+) RETURNS bool /* Result < bool, ErrorReport > */
+
+LANGUAGE c /* Rust */
+AS 'MODULE_PATHNAME', 'ttl_set_seconds_by_value_wrapper';
+
+-- pg_ttl_index::api::rows::ttl_set
+CREATE  FUNCTION "ttl_set"(
+	"table_name" regclass, /* Option < Regclass > */
+	"key" TEXT, /* Option < & str > */
+	"ttl" TEXT, /* Option < & str > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"mode" TEXT DEFAULT 'always' /* Option < & str > */
+) RETURNS bool /* Result < bool, ErrorReport > */
+
+LANGUAGE c /* Rust */
+AS 'MODULE_PATHNAME', 'ttl_set_text_by_text_wrapper';
+
+-- pg_ttl_index::api::rows::ttl_set
+CREATE  FUNCTION "ttl_set"(
+	"table_name" regclass, /* Option < Regclass > */
+	"key" anyelement, /* Option < AnyElement > */
+	"ttl" TEXT, /* Option < & str > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"mode" TEXT DEFAULT 'always' /* Option < & str > */
+) RETURNS bool /* Result < bool, ErrorReport > */
+
+LANGUAGE c /* Rust */
+AS 'MODULE_PATHNAME', 'ttl_set_text_by_value_wrapper';
 
 -- pg_ttl_index::api::workers::ttl_start_worker
 CREATE  FUNCTION "ttl_start_worker"() RETURNS bool /* Result < bool, ErrorReport > */
 STRICT 
 LANGUAGE c /* Rust */
 AS 'MODULE_PATHNAME', 'start_worker_wrapper';
+
+-- pg_ttl_index::api::workers::ttl_states
+CREATE  FUNCTION "ttl_states"() RETURNS TABLE (
+	"rule_id" bigint,  /* i64 */
+	"relid" oid,  /* Oid */
+	"index_relid" oid,  /* Option < Oid > */
+	"last_error" TEXT,  /* Option < String > */
+	"index_error" TEXT  /* Option < String > */
+)
+STRICT STABLE
+LANGUAGE c /* Rust */
+AS 'MODULE_PATHNAME', 'ttl_states_wrapper';
 
 -- pg_ttl_index::api::workers::ttl_stop_worker
 CREATE  FUNCTION "ttl_stop_worker"() RETURNS bool /* Result < bool, ErrorReport > */
@@ -697,22 +803,22 @@ AS 'MODULE_PATHNAME', 'stop_worker_wrapper';
 -- pg_ttl_index::api::rows::ttl_touch
 CREATE  FUNCTION "ttl_touch"(
 	"table_name" regclass, /* Option < Regclass > */
-	"key" jsonb, /* Option < JsonText > */
-	"column_name" TEXT DEFAULT NULL /* Option < & str > */
-) RETURNS bool /* Result < bool, ErrorReport > */
-
-LANGUAGE c /* Rust */
-AS 'MODULE_PATHNAME', 'ttl_touch_json_wrapper';
-
--- pg_ttl_index::api::rows::ttl_touch
-CREATE  FUNCTION "ttl_touch"(
-	"table_name" regclass, /* Option < Regclass > */
 	"key" TEXT, /* Option < & str > */
 	"column_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
-AS 'MODULE_PATHNAME', 'ttl_touch_text_wrapper';
+AS 'MODULE_PATHNAME', 'ttl_touch_by_text_wrapper';
+
+-- pg_ttl_index::api::rows::ttl_touch
+CREATE  FUNCTION "ttl_touch"(
+	"table_name" regclass, /* Option < Regclass > */
+	"key" anyelement, /* Option < AnyElement > */
+	"column_name" TEXT DEFAULT NULL /* Option < & str > */
+) RETURNS bool /* Result < bool, ErrorReport > */
+
+LANGUAGE c /* Rust */
+AS 'MODULE_PATHNAME', 'ttl_touch_by_value_wrapper';
 
 -- pg_ttl_index::api::workers::ttl_waits_for_process
 CREATE  FUNCTION "ttl_waits_for_process"(
@@ -726,15 +832,17 @@ AS 'MODULE_PATHNAME', 'ttl_waits_for_process_wrapper';
 --   api::rules::ttl_default_batch_size
 --   api::rules::ttl_holds
 --   api::workers::ttl_database_hold
+--   api::workers::ttl_history_errors
 --   api::workers::ttl_is_large
 --   api::workers::ttl_lags
 --   api::workers::ttl_next_due
 --   api::workers::ttl_next_pass
 --   api::workers::ttl_progress_slots
 --   api::workers::ttl_run_window
+--   api::workers::ttl_states
 --   api::workers::ttl_waits_for_process
 
--- What users look at. Bodies of functions are bound to what they name, so that the schema can be renamed. It runs as its caller, so row-level security on the catalog decides what it shows.
+-- What users look at. Bodies of functions are bound to what they name, so that the schema can be renamed. They run as their caller: ttl_states() tells which rules the caller may see.
 CREATE FUNCTION ttl_summary() RETURNS TABLE (
     schema_name text,
     table_name text,
@@ -792,8 +900,8 @@ BEGIN ATOMIC
            END,
            CASE WHEN NOT t.active THEN 'paused'
                 WHEN resting.hold IS NOT NULL THEN 'restoring'
-                WHEN t.last_error IS NOT NULL AND (t.blocked_rows = 0 OR t.consecutive_failures > 0) THEN 'error'
-                WHEN t.index_error IS NOT NULL THEN 'error'
+                WHEN t.last_error_code IS NOT NULL AND (t.blocked_rows = 0 OR t.consecutive_failures > 0) THEN 'error'
+                WHEN rule.index_error IS NOT NULL OR index.state = 'missing' THEN 'error'
                 WHEN t.blocked_rows > 0 THEN 'blocked'
                 ELSE 'active'
            END,
@@ -803,7 +911,9 @@ BEGIN ATOMIC
                                    THEN coalesce(@extschema@.ttl_next_due(t.id), t.swept_at + t.run_every) END,
                               CASE WHEN NOT run_window.is_open THEN run_window.until END)
            END,
-           coalesce(t.last_error_code || ': ' || t.last_error, t.index_error), t.last_error_at,
+           coalesce(rule.last_error, rule.index_error,
+                    CASE WHEN index.state = 'missing' THEN '42704: the index of the TTL rule was dropped, register the rule again' END),
+           t.last_error_at,
            greatest(t.consecutive_failures, t.index_failures), t.last_duration,
            t.blocked_rows, late.lag, t.locked_rows, t.skipped_parts,
            t.expire_after, t.filter, t.time_zone, t.index_method, t.unit, t.hide_expired,
@@ -819,35 +929,57 @@ BEGIN ATOMIC
            index.state, t.concurrently, t.purge_after, t.archive_to, t.on_expire, t.notify_channel, t.partition_action,
            t.run_every, t.run_window, t.max_rows_per_second, t.max_rows_per_run, t.total_partitions_removed
     FROM @extschema@.ttl_index_table t
+    JOIN @extschema@.ttl_states() AS rule ON rule.rule_id = t.id
     LEFT JOIN @extschema@.ttl_lags() AS late ON late.rule_id = t.id
     LEFT JOIN @extschema@.ttl_holds() AS resting ON resting.rule_id = t.id
     LEFT JOIN (SELECT rule_id, max(hold) AS hold FROM @extschema@.ttl_progress_slots() GROUP BY rule_id) AS sweep
            ON sweep.rule_id = t.id
     LEFT JOIN LATERAL @extschema@.ttl_run_window(t.run_window, t.time_zone, now()) AS run_window ON true
     LEFT JOIN LATERAL (
-        SELECT CASE WHEN t.index_name IS NULL THEN 'none'
+        SELECT CASE WHEN t.index_method = 'none' THEN 'none'
+                    WHEN t.index_name IS NULL THEN 'missing'
                     WHEN i.indexrelid IS NULL THEN 'pending'
                     WHEN i.indisvalid THEN 'valid'
-                    WHEN t.concurrently AND t.index_error IS NULL THEN 'building'
+                    WHEN t.concurrently AND rule.index_error IS NULL THEN 'building'
                     ELSE 'invalid'
                END AS state,
-               b.relid
-        FROM @extschema@.ttl_binding b
-        LEFT JOIN pg_index i ON i.indexrelid = CASE
-            WHEN EXISTS (SELECT FROM pg_index k WHERE k.indexrelid = b.index_relid AND k.indrelid = b.relid) THEN b.index_relid
-            ELSE @extschema@.ttl_index_oid(b.relid, b.index_relid, t.index_name) END
-        WHERE b.rule_id = t.id) AS index ON true
+               rule.relid
+        FROM (SELECT CASE
+                  WHEN EXISTS (SELECT FROM pg_index k WHERE k.indexrelid = rule.index_relid AND k.indrelid = rule.relid)
+                  THEN rule.index_relid
+                  ELSE @extschema@.ttl_index_oid(rule.relid, rule.index_relid, t.index_name) END) AS bound (relid)
+        LEFT JOIN pg_index i ON i.indexrelid = bound.relid) AS index ON true
     ORDER BY t.schema_name, t.table_name, t.column_name
     ;
 END;
 
 CREATE VIEW ttl_summary AS SELECT * FROM ttl_summary();
 
--- As its caller, too: row-level security on the log decides.
-CREATE FUNCTION ttl_history() RETURNS SETOF ttl_history_log
+-- As its caller, too: row-level security on the log decides, and what errors say is for owners and monitors.
+CREATE FUNCTION ttl_history() RETURNS TABLE (
+    id bigint,
+    rule_id bigint,
+    schema_name text,
+    table_name text,
+    column_name text,
+    trigger text,
+    started_at timestamptz,
+    finished_at timestamptz,
+    rows_removed bigint,
+    partitions_removed bigint,
+    batches bigint,
+    blocked_rows bigint,
+    locked_rows bigint,
+    wal_bytes bigint,
+    status text,
+    error text
+)
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-    SELECT * FROM @extschema@.ttl_history_log ORDER BY id;
+    SELECT l.id, l.rule_id, l.schema_name, l.table_name, l.column_name, l.trigger, l.started_at, l.finished_at, l.rows_removed,
+           l.partitions_removed, l.batches, l.blocked_rows, l.locked_rows, l.wal_bytes, l.status, coalesce(e.error, l.error_code)
+    FROM @extschema@.ttl_history_log l LEFT JOIN @extschema@.ttl_history_errors() AS e ON e.id = l.id
+    ORDER BY l.id;
 END;
 
 CREATE VIEW ttl_history AS SELECT *, finished_at - started_at AS duration FROM ttl_history();
@@ -869,6 +1001,12 @@ CREATE FUNCTION "ttl_count_version"()
 	RETURNS TRIGGER
 	LANGUAGE c
 	AS 'MODULE_PATHNAME', 'ttl_count_version_wrapper';
+
+-- pg_ttl_index::api::follow::ttl_keep_switch
+CREATE FUNCTION "ttl_keep_switch"()
+	RETURNS TRIGGER
+	LANGUAGE c
+	AS 'MODULE_PATHNAME', 'ttl_keep_switch_wrapper';
 
 -- pg_ttl_index::api::follow::ttl_tell_of_drop
 CREATE FUNCTION "ttl_tell_of_drop"()
@@ -921,24 +1059,81 @@ ALTER EVENT TRIGGER ttl_follow_drop ENABLE ALWAYS;
 REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_start_worker(), ttl_stop_worker() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_bind(), ttl_adopt() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_follow_ddl() FROM PUBLIC;
+REVOKE ALL ON FUNCTION ttl_follow_ddl(), ttl_keep_switch() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_hook(text)
     FROM PUBLIC;
 
--- A user sees the rules on tables they own or may read; pg_monitor sees all. pg_dump reads all of this.
-GRANT SELECT ON ttl_index_table, ttl_index_table_id_seq, ttl_binding, ttl_worker_off, ttl_summary,
-    ttl_history_log, ttl_history, ttl_progress TO PUBLIC;
-ALTER TABLE ttl_index_table ENABLE ROW LEVEL SECURITY;
-ALTER TABLE ttl_binding ENABLE ROW LEVEL SECURITY;
+-- What was asked for is no secret, as the definitions of indexes and constraints are none: so everybody can dump it. How it goes is for
+-- those who may read the table, and for pg_monitor; what errors say, for the owner and pg_monitor.
+GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_history, ttl_progress TO PUBLIC;
+GRANT SELECT (id, rule_id, schema_name, table_name, column_name, trigger, started_at, finished_at, rows_removed, partitions_removed,
+              batches, blocked_rows, locked_rows, wal_bytes, status, error_code) ON ttl_history_log TO PUBLIC;
 ALTER TABLE ttl_history_log ENABLE ROW LEVEL SECURITY;
-CREATE POLICY readable_table ON ttl_binding FOR SELECT USING (
-    pg_has_role('pg_monitor', 'USAGE')
-    OR has_any_column_privilege(relid, 'SELECT')
-    OR EXISTS (SELECT FROM pg_class c WHERE c.oid = relid AND pg_has_role(c.relowner, 'USAGE')));
-CREATE POLICY readable_table ON ttl_index_table FOR SELECT USING (
-    EXISTS (SELECT FROM ttl_binding b WHERE b.rule_id = id));
 CREATE POLICY readable_table ON ttl_history_log FOR SELECT USING (
-    pg_has_role('pg_monitor', 'USAGE') OR EXISTS (SELECT FROM ttl_binding b WHERE b.rule_id = ttl_history_log.rule_id));
+    pg_has_role('pg_monitor', 'USAGE') OR rule_id = ANY (ARRAY(SELECT rule_id FROM ttl_states())));
+
+-- Everybody can restore a dump: a trigger leaves out rules on tables of others, and another one the switch, which is for those who may
+-- use it.
+GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
+CREATE TRIGGER ttl_keep_switch
+    BEFORE INSERT ON ttl_worker_off FOR EACH ROW
+    WHEN (NOT has_function_privilege('@extschema@.ttl_stop_worker()'::regprocedure, 'EXECUTE'))
+    EXECUTE FUNCTION ttl_keep_switch();
+ALTER TABLE ttl_worker_off ENABLE ALWAYS TRIGGER ttl_keep_switch;
+
+-- What \df, \d and \dx+ tell.
+COMMENT ON TABLE ttl_index_table IS 'TTL rules as they were registered, and their counters';
+COMMENT ON TABLE ttl_binding IS 'what the names in TTL rules stand for in this database';
+COMMENT ON TABLE ttl_state IS 'what errors of TTL rules say, and how far their rows are blocked';
+COMMENT ON TABLE ttl_history_log IS 'sweeps that did something or failed; see the view ttl_history';
+COMMENT ON TABLE ttl_worker_off IS 'has a row while automatic sweeping is switched off';
+COMMENT ON TABLE ttl_recovery IS 'point-in-time recoveries that this database has taken note of';
+COMMENT ON VIEW ttl_summary IS 'TTL rules that you may see, and how they are doing';
+COMMENT ON VIEW ttl_history IS 'sweeps that did something or failed';
+COMMENT ON VIEW ttl_progress IS 'sweeps under way';
+COMMENT ON EVENT TRIGGER ttl_follow_alter IS 'keeps TTL rules in line with their tables';
+COMMENT ON EVENT TRIGGER ttl_follow_drop IS 'removes TTL rules with their tables';
+DO $$
+DECLARE
+    described record;
+BEGIN
+    FOR described IN
+        SELECT p.oid::regprocedure AS function, p.prokind, coalesce(c.comment, 'internal to pg_ttl_index') AS comment
+        FROM pg_depend d
+        JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
+        JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND e.oid = d.refobjid AND e.extname = 'pg_ttl_index'
+        LEFT JOIN (VALUES
+            ('ttl_create_index', 'registers a TTL rule on a column or expression of a table'),
+            ('ttl_alter_index', 'changes what is given of a TTL rule'),
+            ('ttl_drop_index', 'removes a TTL rule, and its index if the extension made it'),
+            ('ttl_pause', 'pauses TTL rules of a table'),
+            ('ttl_resume', 'resumes TTL rules of a table'),
+            ('ttl_preview', 'tells what the next sweep of a table would do'),
+            ('ttl_runner', 'sweeps now, inside the transaction; returns the rows removed'),
+            ('ttl_sweep', 'sweeps now, committing every batch'),
+            ('ttl_get', 'tells the seconds until a row expires; -1 never, -2 not there'),
+            ('ttl_set', 'has a row expire after a time'),
+            ('ttl_expire_at', 'has a row expire at an instant'),
+            ('ttl_touch', 'restarts the clock of a row'),
+            ('ttl_persist', 'has a row never expire'),
+            ('ttl_enable_touch', 'has every UPDATE of a row restart its clock'),
+            ('ttl_disable_touch', 'has UPDATEs leave the clocks of rows alone'),
+            ('ttl_start_worker', 'switches automatic sweeping on in this database'),
+            ('ttl_stop_worker', 'switches automatic sweeping off in this database'),
+            ('ttl_worker_status', 'shows the workers of all databases'),
+            ('ttl_summary', 'TTL rules that you may see, and how they are doing'),
+            ('ttl_history', 'sweeps that did something or failed'),
+            ('ttl_progress', 'sweeps under way'),
+            ('ttl_instant', 'reads an instant from text, a number or a uuid'),
+            ('ttl_rfc3339', 'writes an instant as RFC 3339 text'))
+            AS c (name, comment) ON c.name = p.proname
+        WHERE d.deptype = 'e'
+    LOOP
+        EXECUTE format('COMMENT ON %s %s IS %L', CASE described.prokind WHEN 'p' THEN 'PROCEDURE' ELSE 'FUNCTION' END,
+                       described.function, described.comment);
+    END LOOP;
+END
+$$;
 
 -- A worker is wanted from now on.
 SELECT ttl_wake();

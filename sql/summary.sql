@@ -1,4 +1,4 @@
--- What users look at. Bodies of functions are bound to what they name, so that the schema can be renamed. It runs as its caller, so row-level security on the catalog decides what it shows.
+-- What users look at. Bodies of functions are bound to what they name, so that the schema can be renamed. They run as their caller: ttl_states() tells which rules the caller may see.
 CREATE FUNCTION ttl_summary() RETURNS TABLE (
     schema_name text,
     table_name text,
@@ -56,8 +56,8 @@ BEGIN ATOMIC
            END,
            CASE WHEN NOT t.active THEN 'paused'
                 WHEN resting.hold IS NOT NULL THEN 'restoring'
-                WHEN t.last_error IS NOT NULL AND (t.blocked_rows = 0 OR t.consecutive_failures > 0) THEN 'error'
-                WHEN t.index_error IS NOT NULL THEN 'error'
+                WHEN t.last_error_code IS NOT NULL AND (t.blocked_rows = 0 OR t.consecutive_failures > 0) THEN 'error'
+                WHEN rule.index_error IS NOT NULL OR index.state = 'missing' THEN 'error'
                 WHEN t.blocked_rows > 0 THEN 'blocked'
                 ELSE 'active'
            END,
@@ -67,7 +67,9 @@ BEGIN ATOMIC
                                    THEN coalesce(@extschema@.ttl_next_due(t.id), t.swept_at + t.run_every) END,
                               CASE WHEN NOT run_window.is_open THEN run_window.until END)
            END,
-           coalesce(t.last_error_code || ': ' || t.last_error, t.index_error), t.last_error_at,
+           coalesce(rule.last_error, rule.index_error,
+                    CASE WHEN index.state = 'missing' THEN '42704: the index of the TTL rule was dropped, register the rule again' END),
+           t.last_error_at,
            greatest(t.consecutive_failures, t.index_failures), t.last_duration,
            t.blocked_rows, late.lag, t.locked_rows, t.skipped_parts,
            t.expire_after, t.filter, t.time_zone, t.index_method, t.unit, t.hide_expired,
@@ -83,35 +85,57 @@ BEGIN ATOMIC
            index.state, t.concurrently, t.purge_after, t.archive_to, t.on_expire, t.notify_channel, t.partition_action,
            t.run_every, t.run_window, t.max_rows_per_second, t.max_rows_per_run, t.total_partitions_removed
     FROM @extschema@.ttl_index_table t
+    JOIN @extschema@.ttl_states() AS rule ON rule.rule_id = t.id
     LEFT JOIN @extschema@.ttl_lags() AS late ON late.rule_id = t.id
     LEFT JOIN @extschema@.ttl_holds() AS resting ON resting.rule_id = t.id
     LEFT JOIN (SELECT rule_id, max(hold) AS hold FROM @extschema@.ttl_progress_slots() GROUP BY rule_id) AS sweep
            ON sweep.rule_id = t.id
     LEFT JOIN LATERAL @extschema@.ttl_run_window(t.run_window, t.time_zone, now()) AS run_window ON true
     LEFT JOIN LATERAL (
-        SELECT CASE WHEN t.index_name IS NULL THEN 'none'
+        SELECT CASE WHEN t.index_method = 'none' THEN 'none'
+                    WHEN t.index_name IS NULL THEN 'missing'
                     WHEN i.indexrelid IS NULL THEN 'pending'
                     WHEN i.indisvalid THEN 'valid'
-                    WHEN t.concurrently AND t.index_error IS NULL THEN 'building'
+                    WHEN t.concurrently AND rule.index_error IS NULL THEN 'building'
                     ELSE 'invalid'
                END AS state,
-               b.relid
-        FROM @extschema@.ttl_binding b
-        LEFT JOIN pg_index i ON i.indexrelid = CASE
-            WHEN EXISTS (SELECT FROM pg_index k WHERE k.indexrelid = b.index_relid AND k.indrelid = b.relid) THEN b.index_relid
-            ELSE @extschema@.ttl_index_oid(b.relid, b.index_relid, t.index_name) END
-        WHERE b.rule_id = t.id) AS index ON true
+               rule.relid
+        FROM (SELECT CASE
+                  WHEN EXISTS (SELECT FROM pg_index k WHERE k.indexrelid = rule.index_relid AND k.indrelid = rule.relid)
+                  THEN rule.index_relid
+                  ELSE @extschema@.ttl_index_oid(rule.relid, rule.index_relid, t.index_name) END) AS bound (relid)
+        LEFT JOIN pg_index i ON i.indexrelid = bound.relid) AS index ON true
     ORDER BY t.schema_name, t.table_name, t.column_name
     ;
 END;
 
 CREATE VIEW ttl_summary AS SELECT * FROM ttl_summary();
 
--- As its caller, too: row-level security on the log decides.
-CREATE FUNCTION ttl_history() RETURNS SETOF ttl_history_log
+-- As its caller, too: row-level security on the log decides, and what errors say is for owners and monitors.
+CREATE FUNCTION ttl_history() RETURNS TABLE (
+    id bigint,
+    rule_id bigint,
+    schema_name text,
+    table_name text,
+    column_name text,
+    trigger text,
+    started_at timestamptz,
+    finished_at timestamptz,
+    rows_removed bigint,
+    partitions_removed bigint,
+    batches bigint,
+    blocked_rows bigint,
+    locked_rows bigint,
+    wal_bytes bigint,
+    status text,
+    error text
+)
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-    SELECT * FROM @extschema@.ttl_history_log ORDER BY id;
+    SELECT l.id, l.rule_id, l.schema_name, l.table_name, l.column_name, l.trigger, l.started_at, l.finished_at, l.rows_removed,
+           l.partitions_removed, l.batches, l.blocked_rows, l.locked_rows, l.wal_bytes, l.status, coalesce(e.error, l.error_code)
+    FROM @extschema@.ttl_history_log l LEFT JOIN @extschema@.ttl_history_errors() AS e ON e.id = l.id
+    ORDER BY l.id;
 END;
 
 CREATE VIEW ttl_history AS SELECT *, finished_at - started_at AS duration FROM ttl_history();

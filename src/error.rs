@@ -42,6 +42,8 @@ pub enum TtlError {
     FilterColumnDropped(String),
     #[error("the {0} of the TTL rule does not mean any more what it meant when it was registered")]
     MeaningChanged(Purpose),
+    #[error("number {0} of a TTL rule is out of range")]
+    RuleNumber(i64),
     #[error("a TTL rule stays on its table and column")]
     RuleMoved,
     #[error("column \"{0}\" cannot mark a row as deleted any more")]
@@ -228,7 +230,7 @@ impl TtlError {
             Self::PartInUse(_) => Code::ERRCODE_LOCK_NOT_AVAILABLE,
             Self::AnotherPart(_) => Code::ERRCODE_OBJECT_IN_USE,
             Self::ArchiveNeeds { .. } => Code::ERRCODE_NOT_NULL_VIOLATION,
-            Self::ArchiveIsSource(_) | Self::ArchiveCircle(_) | Self::PurgeFilter(_) => {
+            Self::ArchiveIsSource(_) | Self::ArchiveCircle(_) | Self::PurgeFilter(_) | Self::RuleNumber(_) => {
                 Code::ERRCODE_INVALID_PARAMETER_VALUE
             }
             Self::ArchiveRefused => Code::ERRCODE_TRIGGERED_ACTION_EXCEPTION,
@@ -366,7 +368,10 @@ impl TtlError {
                 Some("Numbers and text have a unit, and uuid columns that hold ULIDs have the unit ulid.".into())
             }
             Self::Invalid(Invalid::UnitRange(_)) => Some("Use a wider column, or another unit or time to live.".into()),
-            Self::CannotCommit => Some("Use ttl_runner to sweep within a transaction.".into()),
+            Self::CannotCommit => Some(
+                "Turn autocommit on if your driver begins transactions by itself, or use ttl_runner to sweep within one."
+                    .into(),
+            ),
             Self::NotInstalled => Some("Use CREATE EXTENSION pg_ttl_index.".into()),
             Self::Unserved(reason) => Some(reason.hint().into()),
             _ => None,

@@ -35,12 +35,14 @@ extension_sql_file!(
         api::rules::ttl_default_batch_size,
         api::rules::ttl_holds,
         api::workers::ttl_database_hold,
+        api::workers::ttl_history_errors,
         api::workers::ttl_is_large,
         api::workers::ttl_lags,
         api::workers::ttl_next_due,
         api::workers::ttl_next_pass,
         api::workers::ttl_progress_slots,
         api::workers::ttl_run_window,
+        api::workers::ttl_states,
         api::workers::ttl_waits_for_process
     ]
 );

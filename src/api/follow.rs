@@ -23,8 +23,6 @@ pub fn ttl_count_version<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
         let set = new
             .set_by_name("version", version + 1)
             .and_then(|()| new.set_by_name("updated_at", now()))
-            .and_then(|()| new.set_by_name("blocked_up_to", None::<String>))
-            .and_then(|()| new.set_by_name("blocked_under", None::<String>))
             .and_then(|()| new.set_by_name("blocked_retry_at", None::<TimestampWithTimeZone>))
             .and_then(|()| new.set_by_name("blocked_tries", 0));
         set.map_err(|_| TtlError::NotOurTrigger)?;
@@ -60,6 +58,13 @@ pub fn ttl_bind<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
     })
 }
 
+/// Leaves the switch of a dump as it is here: whoever restores it may not use it.
+#[pg_trigger]
+pub fn ttl_keep_switch<'a>(_trigger: &'a PgTrigger<'a>) -> Answer<'a> {
+    warning!("sweeping was switched off where the dump was made, and stays as it is here");
+    Ok(None)
+}
+
 /// Takes over the rules that an upgrade of the schema has written. Called by its script.
 #[pg_extern]
 fn ttl_adopt() -> Result<(), ErrorReport> {
@@ -83,9 +88,9 @@ fn id_of(row: &PgHeapTuple<'_, AllocatedByRust>) -> Result<i64, TtlError> {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn ttl_follow_ddl(call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     event::answer(call, |event| match Catalog::open_if_served()? {
-        Some(catalog) => catalog.follow(event),
+        Some(catalog) if Catalog::is_readable()? => catalog.follow(event),
         // The extension is on its way, in or out, or not for us.
-        None => Ok(()),
+        _ => Ok(()),
     })
 }
 

@@ -2,121 +2,102 @@
 
 use crate::error::TtlError;
 use crate::pg::access::refuse_if_read_only;
-use crate::pg::names::{JsonText, Regclass};
+use crate::pg::names::{Regclass, text_of};
+use crate::pg::span::{interval_of_seconds, interval_of_text};
 use crate::pg::trigger;
 use crate::registry;
 use crate::row::{self, Key, Mode, Row};
 use crate::rule::Invalid;
 use crate::visibility;
+use pgrx::AnyElement;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
-/// Seconds until a row expires; -1 if it never does, -2 if it is not there or has expired.
-#[pg_extern(name = "ttl_get")]
-fn ttl_get_text(
-    table_name: Option<Regclass>,
-    key: Option<&str>,
-    column_name: default!(Option<&str>, "NULL"),
-) -> Result<f64, ErrorReport> {
-    Ok(row::get(&by_text(table_name, key, column_name)?)?)
+/// Makes a function about one row twice: by a key that is text, as literals and parameters without a type are, and by one of any other
+/// type. The body gets the row.
+macro_rules! about_row {
+    ($(#[doc = $doc:literal])* fn $name:tt ($by_text:ident, $by_value:ident)
+     ($($first:tt)*) ($($last:tt)*) -> $result:ty |$row:ident| $body:block) => {
+        $(#[doc = $doc])*
+        #[pg_extern(name = $name)]
+        fn $by_text(
+            table_name: Option<Regclass>,
+            key: Option<&str>,
+            $($first)*
+            column_name: default!(Option<&str>, "NULL"),
+            $($last)*
+        ) -> Result<$result, ErrorReport> {
+            let $row = row_of(table_name, key.map(Key::Text), column_name)?;
+            $body
+        }
+
+        $(#[doc = $doc])*
+        #[pg_extern(name = $name)]
+        fn $by_value(
+            table_name: Option<Regclass>,
+            key: Option<AnyElement>,
+            $($first)*
+            column_name: default!(Option<&str>, "NULL"),
+            $($last)*
+        ) -> Result<$result, ErrorReport> {
+            let text = key.map(|key| text_of(&key));
+            let key = text.as_ref().map(|(text, is_json)| if *is_json { Key::of_json(text) } else { Key::Text(text) });
+            let $row = row_of(table_name, key, column_name)?;
+            $body
+        }
+    };
 }
 
-#[pg_extern(name = "ttl_get")]
-fn ttl_get_json(
-    table_name: Option<Regclass>,
-    key: Option<JsonText>,
-    column_name: default!(Option<&str>, "NULL"),
-) -> Result<f64, ErrorReport> {
-    Ok(row::get(&by_json(table_name, key, column_name)?)?)
+about_row! {
+    /// Seconds until a row expires; -1 if it never does, -2 if it is not there or has expired.
+    fn "ttl_get" (ttl_get_by_text, ttl_get_by_value) () () -> f64 |row| { Ok(row::get(&row)?) }
 }
 
-/// Has a row expire after a time; `false` if it is not there or has expired, or if the mode says no.
-#[pg_extern(name = "ttl_set")]
-fn ttl_set_text(
-    table_name: Option<Regclass>,
-    key: Option<&str>,
-    ttl: Option<Interval>,
-    column_name: default!(Option<&str>, "NULL"),
-    mode: default!(Option<&str>, "'always'"),
-) -> Result<bool, ErrorReport> {
-    set(by_text(table_name, key, column_name)?, ttl, mode)
+about_row! {
+    /// Has a row expire after a time; `false` if it is not there or has expired, or if the mode says no.
+    fn "ttl_set" (ttl_set_by_text, ttl_set_by_value)
+    (ttl: Option<Interval>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row| { set(row, ttl, mode) }
 }
 
-#[pg_extern(name = "ttl_set")]
-fn ttl_set_json(
-    table_name: Option<Regclass>,
-    key: Option<JsonText>,
-    ttl: Option<Interval>,
-    column_name: default!(Option<&str>, "NULL"),
-    mode: default!(Option<&str>, "'always'"),
-) -> Result<bool, ErrorReport> {
-    set(by_json(table_name, key, column_name)?, ttl, mode)
+about_row! {
+    /// The same with a number of seconds.
+    fn "ttl_set" (ttl_set_seconds_by_text, ttl_set_seconds_by_value)
+    (ttl: Option<f64>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row| {
+        set(row, ttl.map(interval_of_seconds).transpose()?, mode)
+    }
 }
 
-/// Has a row expire at an instant, in the same way.
-#[pg_extern(name = "ttl_expire_at")]
-fn ttl_expire_at_text(
-    table_name: Option<Regclass>,
-    key: Option<&str>,
-    expires_at: Option<TimestampWithTimeZone>,
-    column_name: default!(Option<&str>, "NULL"),
-    mode: default!(Option<&str>, "'always'"),
-) -> Result<bool, ErrorReport> {
-    expire_at(by_text(table_name, key, column_name)?, expires_at, mode)
+about_row! {
+    /// The same with an interval, or a number of seconds, as text: for literals and parameters without a type.
+    fn "ttl_set" (ttl_set_text_by_text, ttl_set_text_by_value)
+    (ttl: Option<&str>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row| {
+        set(row, ttl.map(interval_of_text).transpose()?, mode)
+    }
 }
 
-#[pg_extern(name = "ttl_expire_at")]
-fn ttl_expire_at_json(
-    table_name: Option<Regclass>,
-    key: Option<JsonText>,
-    expires_at: Option<TimestampWithTimeZone>,
-    column_name: default!(Option<&str>, "NULL"),
-    mode: default!(Option<&str>, "'always'"),
-) -> Result<bool, ErrorReport> {
-    expire_at(by_json(table_name, key, column_name)?, expires_at, mode)
+about_row! {
+    /// Has a row expire at an instant, in the same way.
+    fn "ttl_expire_at" (ttl_expire_at_by_text, ttl_expire_at_by_value)
+    (expires_at: Option<TimestampWithTimeZone>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row| {
+        expire_at(row, expires_at, mode)
+    }
 }
 
-/// Restarts a row's clock; `false` if it is not there or has expired.
-#[pg_extern(name = "ttl_touch")]
-fn ttl_touch_text(
-    table_name: Option<Regclass>,
-    key: Option<&str>,
-    column_name: default!(Option<&str>, "NULL"),
-) -> Result<bool, ErrorReport> {
-    refuse_if_read_only("ttl_touch()");
-    Ok(row::touch(&by_text(table_name, key, column_name)?)?)
+about_row! {
+    /// Restarts a row's clock; `false` if it is not there or has expired.
+    fn "ttl_touch" (ttl_touch_by_text, ttl_touch_by_value) () () -> bool |row| {
+        refuse_if_read_only("ttl_touch()");
+        Ok(row::touch(&row)?)
+    }
 }
 
-#[pg_extern(name = "ttl_touch")]
-fn ttl_touch_json(
-    table_name: Option<Regclass>,
-    key: Option<JsonText>,
-    column_name: default!(Option<&str>, "NULL"),
-) -> Result<bool, ErrorReport> {
-    refuse_if_read_only("ttl_touch()");
-    Ok(row::touch(&by_json(table_name, key, column_name)?)?)
-}
-
-/// Has a row never expire; `false` if it is not there or has expired.
-#[pg_extern(name = "ttl_persist")]
-fn ttl_persist_text(
-    table_name: Option<Regclass>,
-    key: Option<&str>,
-    column_name: default!(Option<&str>, "NULL"),
-) -> Result<bool, ErrorReport> {
-    refuse_if_read_only("ttl_persist()");
-    Ok(row::persist(&by_text(table_name, key, column_name)?)?)
-}
-
-#[pg_extern(name = "ttl_persist")]
-fn ttl_persist_json(
-    table_name: Option<Regclass>,
-    key: Option<JsonText>,
-    column_name: default!(Option<&str>, "NULL"),
-) -> Result<bool, ErrorReport> {
-    refuse_if_read_only("ttl_persist()");
-    Ok(row::persist(&by_json(table_name, key, column_name)?)?)
+about_row! {
+    /// Has a row never expire; `false` if it is not there or has expired.
+    fn "ttl_persist" (ttl_persist_by_text, ttl_persist_by_value) () () -> bool |row| {
+        refuse_if_read_only("ttl_persist()");
+        Ok(row::persist(&row)?)
+    }
 }
 
 /// From now on every UPDATE of a row restarts its clock; `false` if that was so.
@@ -188,19 +169,7 @@ fn mode_of(name: Option<&str>) -> Result<Mode, TtlError> {
     Mode::parse(name.ok_or(Invalid::Missing("mode"))?)
 }
 
-fn by_text<'a>(
-    table_name: Option<Regclass>,
-    key: Option<&'a str>,
-    column: Option<&'a str>,
-) -> Result<Row<'a>, TtlError> {
-    by_key(table_name, key.map(Key::Text), column)
-}
-
-fn by_json(table_name: Option<Regclass>, key: Option<JsonText>, column: Option<&str>) -> Result<Row<'_>, TtlError> {
-    by_key(table_name, key.map(|key| Key::of_json(&key.0)), column)
-}
-
-fn by_key<'a>(
+fn row_of<'a>(
     table_name: Option<Regclass>,
     key: Option<Key<'a>>,
     column: Option<&'a str>,

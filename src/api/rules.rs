@@ -4,6 +4,7 @@ use crate::catalog::Catalog;
 use crate::error::TtlError;
 use crate::pg::access::refuse_if_read_only;
 use crate::pg::names::{Regclass, Regprocedure};
+use crate::pg::span::interval_of_text;
 use crate::rule::{Given, IndexMethod, Invalid, PartitionAction, Ttl, Window};
 use crate::{guc, registry};
 use pgrx::datum::Interval;
@@ -15,7 +16,7 @@ use pgrx::prelude::*;
 /// Makes a function with these arguments of its own and all options, so that their list stands here once. The body gets
 /// what was given.
 macro_rules! with_options {
-    ($(#[$($attribute:tt)*])* fn $name:ident($($own:tt)*) |$given:ident| $body:block) => {
+    ($(#[$($attribute:tt)*])* fn $name:ident($($own:tt)*) ($($last:tt)*) |$given:ident| $body:block) => {
         $(#[$($attribute)*])*
         #[allow(clippy::too_many_arguments)]
         fn $name(
@@ -37,6 +38,7 @@ macro_rules! with_options {
             run_window: default!(Option<&str>, "NULL"),
             max_rows_per_second: default!(Option<i32>, "NULL"),
             max_rows_per_run: default!(Option<i64>, "NULL"),
+            $($last)*
         ) -> Result<bool, ErrorReport> {
             let read = || {
                 Ok::<_, TtlError>(Given {
@@ -73,9 +75,9 @@ with_options! {
         table_name: Option<Regclass>,
         column_name: Option<&str>,
         expire_after_seconds: Option<i32>,
-    ) |given| {
+    ) (active: default!(Option<bool>, "NULL"),) |given| {
         let expire_after = expire_after_seconds.map(ttl_of_seconds).transpose()?;
-        create(table_name, column_name, Given { expire_after, ..given })
+        create(table_name, column_name, Given { expire_after, ..given }, active)
     }
 }
 
@@ -86,9 +88,23 @@ with_options! {
         table_name: Option<Regclass>,
         column_name: Option<&str>,
         expire_after: Option<Interval>,
-    ) |given| {
+    ) (active: default!(Option<bool>, "NULL"),) |given| {
         let expire_after = expire_after.map(ttl_of_interval).transpose()?;
-        create(table_name, column_name, Given { expire_after, ..given })
+        create(table_name, column_name, Given { expire_after, ..given }, active)
+    }
+}
+
+with_options! {
+    /// The same with an interval, or a number of seconds, as text: PostgreSQL takes this one for literals and parameters without a
+    /// type.
+    #[pg_extern(name = "ttl_create_index")]
+    fn ttl_create_index_text(
+        table_name: Option<Regclass>,
+        column_name: Option<&str>,
+        expire_after: Option<&str>,
+    ) (active: default!(Option<bool>, "NULL"),) |given| {
+        let expire_after = expire_after.map(interval_of_text).transpose()?.map(ttl_of_interval).transpose()?;
+        create(table_name, column_name, Given { expire_after, ..given }, active)
     }
 }
 
@@ -101,7 +117,7 @@ with_options! {
         expire_after: default!(Option<Interval>, "NULL"),
         expire_after_seconds: default!(Option<i32>, "NULL"),
         reset: default!(Option<Vec<Option<String>>>, "NULL"),
-    ) |given| {
+    ) () |given| {
         refuse_if_read_only("ttl_alter_index()");
         let expire_after = match (expire_after, expire_after_seconds) {
             (Some(_), Some(_)) => return Err(TtlError::TwoExpiries.into()),
@@ -150,9 +166,19 @@ pub fn ttl_default_batch_size() -> i32 {
     guc::batch_size()
 }
 
-fn create(table_name: Option<Regclass>, column_name: Option<&str>, given: Given) -> Result<bool, ErrorReport> {
+/// A rule that is registered anew stays paused, or active, unless the caller says which.
+fn create(
+    table_name: Option<Regclass>,
+    column_name: Option<&str>,
+    given: Given,
+    active: Option<bool>,
+) -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_create_index()");
-    registry::create(table(table_name)?, column(column_name)?, given)?;
+    let (table, column) = (table(table_name)?, column(column_name)?);
+    registry::create(table, column, given)?;
+    if let Some(active) = active {
+        registry::set_active(table, Some(column), active)?;
+    }
     Ok(true)
 }
 

@@ -143,6 +143,34 @@ pub fn ttl_progress_slots() -> Result<
     Ok(TableIterator::new(rows))
 }
 
+/// The rules that the caller may see, what they are bound to, and what went wrong.
+#[pg_extern(stable)]
+#[allow(clippy::type_complexity)]
+pub fn ttl_states() -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(rule_id, i64),
+            name!(relid, Oid),
+            name!(index_relid, Option<Oid>),
+            name!(last_error, Option<String>),
+            name!(index_error, Option<String>),
+        ),
+    >,
+    ErrorReport,
+> {
+    let rules = Catalog::open()?.visible()?;
+    Ok(TableIterator::new(
+        rules.into_iter().map(|rule| (rule.id, rule.relid, rule.index, rule.last_error, rule.index_error)),
+    ))
+}
+
+/// What errors in the history say, for those who may know.
+#[pg_extern(stable)]
+pub fn ttl_history_errors() -> Result<TableIterator<'static, (name!(id, i64), name!(error, String))>, ErrorReport> {
+    Ok(TableIterator::new(Catalog::open()?.history_errors()?))
+}
+
 /// How late the sweeping of rules is that the caller may see, as far as their indexes tell.
 #[pg_extern(stable)]
 pub fn ttl_lags() -> Result<TableIterator<'static, (name!(rule_id, i64), name!(lag, Interval))>, ErrorReport> {

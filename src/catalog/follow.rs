@@ -279,10 +279,13 @@ impl Catalog {
     /// doubt, also when it has its old type back.
     fn record_fault(&self, id: i64, failure: &Failure) -> Result<(), TtlError> {
         let fault = format!(
-            "UPDATE {}.ttl_index_table
-             SET last_error = $2, last_error_code = $3, last_error_at = now(), version = version + 1
-             WHERE id = $1 AND (last_error, last_error_code) IS DISTINCT FROM ($2, $3)",
-            self.schema
+            "WITH rule AS (
+                 UPDATE {schema}.ttl_index_table t SET last_error_code = $3, last_error_at = now(), version = version + 1
+                 WHERE id = $1 AND (last_error_code IS DISTINCT FROM $3 OR NOT EXISTS (
+                     SELECT FROM {schema}.ttl_state s WHERE s.rule_id = $1 AND s.last_error = $2)) RETURNING id)
+             INSERT INTO {schema}.ttl_state (rule_id, last_error) SELECT id, $2 FROM rule
+             ON CONFLICT (rule_id) DO UPDATE SET last_error = excluded.last_error",
+            schema = self.schema
         );
         let doubt = format!("UPDATE {}.ttl_binding SET types = '{{}}' WHERE rule_id = $1", self.schema);
         let (message, code) = (failure.message.clone(), failure.sqlstate());

@@ -10,6 +10,7 @@ mod rules;
 mod schema;
 mod sweepable;
 mod switch;
+mod visible;
 
 pub use outcome::{Blocked, Outcome, Trigger};
 pub use probe::Probe;
@@ -18,10 +19,14 @@ pub use schema::Unserved;
 pub use sweepable::{Broken, Claim, Rule};
 
 use crate::error::TtlError;
-use crate::pg::{access, citus, identity, spi};
+use crate::pg::{access, citus, identity, relation, spi};
 use crate::rule::{Expiry, Options, Source};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_literal};
+use std::time::Duration;
+
+/// How long a statement of somebody who knows nothing of the extension waits for its tables.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The extension's tables: where they live and whose they are.
 #[derive(Clone)]
@@ -37,7 +42,7 @@ impl Catalog {
     /// The catalog of this database; an error if it has none that this library serves.
     pub fn open() -> Result<Self, TtlError> {
         // Where the tables are is found out once; what their schema is called and whose they are, each time.
-        let relid = schema::rules_table()?;
+        let relid = schema::tables()?.first().copied().unwrap_or_default();
         let (schema, owner) = access::place_of(relid).ok_or(TtlError::NotInstalled)?;
         Ok(Self { schema: quote_identifier(schema), owner, relid })
     }
@@ -47,6 +52,19 @@ impl Catalog {
         match Self::open() {
             Err(TtlError::NotInstalled | TtlError::Unserved(_)) => Ok(None),
             opened => opened.map(Some),
+        }
+    }
+
+    /// Whether the tables can be read without waiting for long, as what must not stand in anybody's way does before it reads them.
+    ///
+    /// Who drops or updates the extension locks them, and then may wait for a table of a user whose statement waits here: somebody
+    /// innocent would fail with a deadlock. So nobody waits in the queue of a lock, and after a second it is as if the extension were
+    /// gone, which it is about to be.
+    pub fn is_readable() -> Result<bool, TtlError> {
+        match schema::tables() {
+            Ok(tables) => Ok(relation::lock_for_reading(&tables, PATIENCE)),
+            Err(TtlError::NotInstalled | TtlError::Unserved(_)) => Ok(true),
+            Err(error) => Err(error),
         }
     }
 

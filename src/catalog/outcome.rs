@@ -86,11 +86,14 @@ impl Catalog {
     /// Writes down that the index of a rule could not be made. The next attempt waits as a failing sweep does.
     pub fn record_build_failure(&self, rule: &Rule, failure: &Failure) -> Result<(), TtlError> {
         let sql = format!(
-            "UPDATE {}.ttl_index_table
-             SET index_error = $3, index_failures = index_failures + 1, index_retry_at = clock_timestamp()
-                     + least(interval '2 seconds' * power(2, least(index_failures, 20)), interval '10 minutes')
-             WHERE id = $1 AND version = $2",
-            self.schema
+            "WITH failed AS (
+                 UPDATE {schema}.ttl_index_table
+                 SET index_failures = index_failures + 1, index_retry_at = clock_timestamp()
+                         + least(interval '2 seconds' * power(2, least(index_failures, 20)), interval '10 minutes')
+                 WHERE id = $1 AND version = $2 RETURNING id)
+             INSERT INTO {schema}.ttl_state (rule_id, index_error) SELECT id, $3 FROM failed
+             ON CONFLICT (rule_id) DO UPDATE SET index_error = excluded.index_error",
+            schema = self.schema
         );
         let args = [rule.id.into(), rule.version.into(), failure.to_string().into()];
         self.with_rights(|| spi::execute(&sql, &args)).map(|_| ())
@@ -121,11 +124,14 @@ impl Catalog {
     /// Takes down that all blocked rows of a rule were tried, and when that is worth it again: after a while that doubles each time.
     pub fn rest_blocked(&self, rule: &Rule, blocked: &Blocked, has_locked: bool) -> Result<(), TtlError> {
         let sql = format!(
-            "UPDATE {}.ttl_index_table
-             SET blocked_up_to = $3, blocked_under = $4, blocked_tries = blocked_tries + 1,
-                 blocked_retry_at = clock_timestamp() + interval '1 second' * least($5 * power(2, least(blocked_tries, 20)), $6)
-             WHERE id = $1 AND version = $2",
-            self.schema
+            "WITH blocked AS (
+                 UPDATE {schema}.ttl_index_table
+                 SET blocked_tries = blocked_tries + 1,
+                     blocked_retry_at = clock_timestamp() + interval '1 second' * least($5 * power(2, least(blocked_tries, 20)), $6)
+                 WHERE id = $1 AND version = $2 RETURNING id)
+             INSERT INTO {schema}.ttl_state (rule_id, blocked_up_to, blocked_under) SELECT id, $3, $4 FROM blocked
+             ON CONFLICT (rule_id) DO UPDATE SET blocked_up_to = excluded.blocked_up_to, blocked_under = excluded.blocked_under",
+            schema = self.schema
         );
         let args = [
             rule.id.into(),
@@ -140,8 +146,11 @@ impl Catalog {
 
     /// Takes down that there are more of them, up to this value.
     pub fn add_blocked(&self, rule: &Rule, up_to: &str) -> Result<(), TtlError> {
-        let sql =
-            format!("UPDATE {}.ttl_index_table SET blocked_up_to = $3 WHERE id = $1 AND version = $2", self.schema);
+        let sql = format!(
+            "UPDATE {schema}.ttl_state s SET blocked_up_to = $3 FROM {schema}.ttl_index_table t
+             WHERE s.rule_id = $1 AND t.id = $1 AND t.version = $2",
+            schema = self.schema
+        );
         self.with_rights(|| spi::execute(&sql, &[rule.id.into(), rule.version.into(), up_to.into()])).map(|_| ())
     }
 
@@ -149,7 +158,7 @@ impl Catalog {
     pub fn forget_blocked(&self, rule: &Rule) -> Result<(), TtlError> {
         let sql = format!(
             "UPDATE {}.ttl_index_table
-             SET blocked_up_to = NULL, blocked_under = NULL, blocked_retry_at = NULL, blocked_tries = 0
+             SET blocked_retry_at = NULL, blocked_tries = 0
              WHERE id = $1 AND version = $2",
             self.schema
         );
@@ -176,27 +185,29 @@ impl Catalog {
         let failed = outcome.failure.is_some();
         // A failing rule waits 2, 4, 8, … seconds, and at most 10 minutes.
         let update = format!(
-            "UPDATE {}.ttl_index_table
+            "WITH rule AS (UPDATE {schema}.ttl_index_table
              SET last_run = clock_timestamp(),
                  rows_deleted_last_run = CASE WHEN $4 = 0 THEN 0 ELSE rows_deleted_last_run END,
                  last_duration = clock_timestamp() - $9,
                  swept_at = CASE WHEN $12 THEN $9 ELSE swept_at END,
                  last_error_at = CASE WHEN $2 IS NOT NULL THEN clock_timestamp() WHEN $13 THEN last_error_at END,
                  last_error_code = CASE WHEN $2 IS NULL AND $13 THEN last_error_code ELSE $2 END,
-                 last_error = CASE WHEN $2 IS NULL AND $13 THEN last_error ELSE $3 END,
                  blocked_rows = CASE WHEN $14 THEN blocked_rows + $5 WHEN $8 THEN $5 ELSE greatest(blocked_rows, $5) END,
                  locked_rows = $6, skipped_parts = $7,
                  consecutive_failures = CASE WHEN $10 THEN consecutive_failures + 1 ELSE 0 END,
                  retry_at = CASE WHEN $10 THEN clock_timestamp()
                             + least(interval '2 seconds' * power(2, least(consecutive_failures, 20)), interval '10 minutes') END
-             WHERE id = $1 AND version = $11",
-            self.schema
+             WHERE id = $1 AND version = $11 RETURNING id)
+             INSERT INTO {schema}.ttl_state (rule_id, last_error) SELECT id, $3 FROM rule
+             WHERE $2 IS NOT NULL OR NOT $13 AND EXISTS (SELECT FROM {schema}.ttl_state WHERE rule_id = $1 AND last_error IS NOT NULL)
+             ON CONFLICT (rule_id) DO UPDATE SET last_error = excluded.last_error",
+            schema = self.schema
         );
         let history = format!(
             "INSERT INTO {schema}.ttl_history_log (rule_id, schema_name, table_name, column_name, trigger, started_at,
                  finished_at, rows_removed, batches, blocked_rows, locked_rows, status, error, wal_bytes,
-                 partitions_removed)
-             SELECT id, schema_name, table_name, column_name, $2, $3, clock_timestamp(), $4, $5, $6, $7, $8, $9, $10, $11
+                 partitions_removed, error_code)
+             SELECT id, schema_name, table_name, column_name, $2, $3, clock_timestamp(), $4, $5, $6, $7, $8, $9, $10, $11, $12
              FROM {schema}.ttl_index_table WHERE id = $1",
             schema = self.schema
         );
@@ -242,6 +253,7 @@ impl Catalog {
                     text.into(),
                     outcome.wal_bytes.into(),
                     outcome.partitions.into(),
+                    code.into(),
                 ],
             )?;
             spi::execute(&prune, &[guc::history_retention().as_secs_f64().into()])?;

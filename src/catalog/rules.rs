@@ -126,12 +126,16 @@ impl Catalog {
         let sql = format!(
             "UPDATE {own}.ttl_index_table
              SET ({columns}) = (SELECT {columns} FROM jsonb_populate_record(NULL::{own}.ttl_index_table, $1)),
-                 last_error = NULL, last_error_code = NULL, last_error_at = NULL, consecutive_failures = 0, retry_at = NULL,
-                 index_error = NULL, index_failures = 0, index_retry_at = NULL
+                 last_error_code = NULL, last_error_at = NULL, consecutive_failures = 0, retry_at = NULL,
+                 index_failures = 0, index_retry_at = NULL
              WHERE id = $2",
             own = self.schema
         );
-        self.with_rights(|| spi::execute(&sql, &[values.into(), id.into()]))?;
+        let forgive = format!("DELETE FROM {}.ttl_state WHERE rule_id = $1", self.schema);
+        self.with_rights(|| {
+            spi::execute(&sql, &[values.into(), id.into()])?;
+            spi::execute(&forgive, &[id.into()])
+        })?;
         // The same names may be other objects by now: the old ones were dropped, and the rule is to use these.
         self.confirm(id)
     }
@@ -144,8 +148,9 @@ impl Catalog {
             self.schema
         );
         let forgive = format!(
-            "UPDATE {}.ttl_index_table SET index_error = NULL, index_failures = 0, index_retry_at = NULL WHERE id = $1",
-            self.schema
+            "WITH rule AS (UPDATE {schema}.ttl_index_table SET index_failures = 0, index_retry_at = NULL WHERE id = $1)
+             UPDATE {schema}.ttl_state SET index_error = NULL WHERE rule_id = $1",
+            schema = self.schema
         );
         let bind = format!(
             "UPDATE {schema}.ttl_binding b SET index_relid = {schema}.ttl_ready_index(b.relid, t.index_name, true)

@@ -11,7 +11,7 @@ use std::fmt;
 
 /// The versions that are served, each with the digest of its schema that [`DIGEST`] computes. A release adds a line and takes none
 /// away before the next major version.
-const SERVED: [(&str, &str); 1] = [("4.0.0", "d20dcc62efdf154f85de7ff18e680c4d")];
+const SERVED: [(&str, &str); 1] = [("4.0.0", "f1d1e989dcbeed450c72cfd8bb6446a9")];
 
 /// The names and types of all columns and functions that belong to the extension `e`.
 const DIGEST: &str = "SELECT md5(string_agg(part, ' ' ORDER BY part COLLATE \"C\"))
@@ -73,16 +73,16 @@ impl Unserved {
 enum Installed {
     Nothing,
     Unserved(Unserved),
-    /// The table of rules.
-    Served(Oid),
+    /// All its tables, that of the rules first.
+    Served(Vec<Oid>),
 }
 
 thread_local! {
     static INSTALLED: Memo<(), Installed> = Memo::new();
 }
 
-/// The table of rules, if there is one that this library serves.
-pub fn rules_table() -> Result<Oid, TtlError> {
+/// The tables of the extension, that of the rules first, if this library serves them.
+pub fn tables() -> Result<Vec<Oid>, TtlError> {
     let installed = INSTALLED.with(|memo| match memo.get(&()) {
         Some(installed) => Ok(installed),
         None => memo.remember(&(), || spi::with_latest_snapshot(look)),
@@ -90,7 +90,7 @@ pub fn rules_table() -> Result<Oid, TtlError> {
     match installed.as_ref() {
         Installed::Nothing => Err(TtlError::NotInstalled),
         Installed::Unserved(reason) => Err(TtlError::Unserved(reason.clone())),
-        Installed::Served(relid) => Ok(*relid),
+        Installed::Served(tables) => Ok(tables.clone()),
     }
 }
 
@@ -111,11 +111,10 @@ fn look() -> Result<(Vec<Oid>, Installed), TtlError> {
     let Some((version, digest, tables)) = found.into_iter().next() else {
         return Ok((vec![InvalidOid], Installed::Nothing));
     };
-    Ok(match (judge(&version, &digest), tables.first()) {
-        (Ok(()), Some(rules)) => (tables.clone(), Installed::Served(*rules)),
+    Ok(match judge(&version, &digest) {
+        Ok(()) => (tables.clone(), Installed::Served(tables)),
         // Whatever changes may be the end of it, as it may be the coming of the extension, which is there before its tables are.
-        (Err(reason), _) => (vec![InvalidOid], Installed::Unserved(reason)),
-        (Ok(()), None) => (vec![InvalidOid], Installed::Nothing),
+        Err(reason) => (vec![InvalidOid], Installed::Unserved(reason)),
     })
 }
 

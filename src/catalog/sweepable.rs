@@ -207,6 +207,12 @@ impl Catalog {
         Ok(self.rules_where("b.relid = $1", &[relid.into()])?.into_iter().flatten().collect())
     }
 
+    /// The numbers of all rules on a table, those that cannot be read included.
+    pub fn numbers_on(&self, relid: Oid) -> Result<Vec<i64>, TtlError> {
+        let sql = format!("SELECT rule_id FROM {}.ttl_binding WHERE relid = $1", self.schema);
+        self.with_rights(|| spi::query(&sql, &[relid.into()], |row| Ok(row.get(1)?.unwrap_or_default())))
+    }
+
     /// Where rows are moved from, and where to, by all rules but one and the one that purges for it.
     pub fn archives(&self, but: Option<i64>) -> Result<Vec<(Oid, Oid)>, TtlError> {
         let sql = format!(
@@ -240,12 +246,6 @@ impl Catalog {
         Ok(found.into_iter().find_map(Result::ok))
     }
 
-    /// The rules that the current role may see: row-level security decides.
-    pub fn visible_rules(&self) -> Result<Vec<i64>, TtlError> {
-        let sql = format!("SELECT id FROM {}.ttl_index_table", self.schema);
-        spi::read(&sql, &[], |row| Ok(row.get(1)?.unwrap_or_default()))
-    }
-
     fn rules_where(&self, condition: &str, args: &[DatumWithOid<'_>]) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
         self.with_rights(|| spi::read(&self.select(condition), args, |row| self.loaded(&row)))
     }
@@ -259,7 +259,7 @@ impl Catalog {
                     coalesce(t.retry_at <= now(), true)
                         AND (t.consecutive_failures > 0 OR coalesce(t.swept_at + t.run_every <= now(), true)),
                     t.blocked_rows, t.locked_rows, t.skipped_parts,
-                    t.last_error_code || ': ' || t.last_error,
+                    t.last_error_code || ': ' || s.last_error,
                     NULL,
                     coalesce(a.attnotnull OR type.typnotnull, false),
                     coalesce(a.attgenerated = '' AND a.attidentity <> 'a', false),
@@ -274,14 +274,15 @@ impl Catalog {
                     CASE WHEN t.on_expire IS NOT NULL AND b.hook IS NULL
                          THEN format('function %s(regclass, jsonb) does not exist', t.on_expire) END,
                     extract(epoch FROM greatest(t.retry_at, t.swept_at + t.run_every) - now())::double precision,
-                    coalesce(t.index_retry_at <= now(), true), t.index_error,
+                    coalesce(t.index_retry_at <= now(), true), s.index_error,
                     coalesce(b.expression_attnums, ARRAY[b.attnum]) || b.soft_delete_attnum || b.filter_attnums,
                     coalesce(t.expression_columns, ARRAY[t.column_name]) || t.soft_delete_column || t.filter_columns, b.types,
                     b.filter_tree, b.expression_tree, b.called, b.functions,
                     coalesce(b.tree_version = {version}, false), {hold}, b.held_by IS NOT NULL,
-                    t.blocked_retry_at > now() AND t.consecutive_failures = 0, t.blocked_up_to, t.blocked_under
+                    t.blocked_retry_at > now() AND t.consecutive_failures = 0, s.blocked_up_to, s.blocked_under
              FROM {schema}.ttl_index_table t
              JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+             LEFT JOIN {schema}.ttl_state s ON s.rule_id = t.id
              JOIN pg_class c ON c.oid = b.relid
              JOIN pg_namespace n ON n.oid = c.relnamespace
              LEFT JOIN pg_attribute a ON a.attrelid = b.relid AND a.attnum = b.attnum AND NOT a.attisdropped

@@ -83,6 +83,12 @@ pub fn has_old_snapshot() -> bool {
     unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
 }
 
+/// Whether that role is a superuser.
+pub fn is_superuser() -> bool {
+    // SAFETY: looks into the catalog caches.
+    unsafe { pg_sys::superuser() }
+}
+
 /// Whether that role has the rights of another, as superusers have.
 pub fn is_member_of(role: pg_sys::Oid) -> bool {
     // SAFETY: looks into the catalog caches.

@@ -1,6 +1,7 @@
 //! What goes on while statements run: plans that must not be used twice, and rows that `ON CONFLICT DO NOTHING` leaves alone.
 
 use super::expression::elements;
+use super::identity;
 use super::pending::PendingRow;
 use super::plan::Tid;
 use super::trigger::Change;
@@ -216,8 +217,9 @@ unsafe extern "C-unwind" fn run(
 ) {
     // SAFETY: called by PostgreSQL with a query that was started. No value here has a destructor.
     unsafe {
-        let depth = begin(query);
+        let (depth, path) = (begin(query), enter());
         HOOKS.get().and_then(|hooks| hooks.run).unwrap_or(standard_ExecutorRun)(query, direction, count, once);
+        leave(path);
         end(depth);
     }
 }
@@ -226,10 +228,21 @@ unsafe extern "C-unwind" fn run(
 unsafe extern "C-unwind" fn run(query: *mut pg_sys::QueryDesc, direction: pg_sys::ScanDirection::Type, count: u64) {
     // SAFETY: called by PostgreSQL with a query that was started. No value here has a destructor.
     unsafe {
-        let depth = begin(query);
+        let (depth, path) = (begin(query), enter());
         HOOKS.get().and_then(|hooks| hooks.run).unwrap_or(standard_ExecutorRun)(query, direction, count);
+        leave(path);
         end(depth);
     }
+}
+
+#[pg_guard]
+pub(super) unsafe extern "C-unwind" fn enter() -> i32 {
+    identity::enter_users_path()
+}
+
+#[pg_guard]
+pub(super) unsafe extern "C-unwind" fn leave(nest_level: i32) {
+    identity::leave_users_path(nest_level);
 }
 
 /// Takes down a statement that changes rows; returns how many are around it, or -1 for one that does not.
@@ -304,8 +317,9 @@ unsafe extern "C-unwind" fn finish(query: *mut pg_sys::QueryDesc) {
     // SAFETY: called by PostgreSQL with a query that has run. No value here has a destructor.
     unsafe {
         // Parts that nobody reads run only now.
-        let depth = begin(query);
+        let (depth, path) = (begin(query), enter());
         HOOKS.get().and_then(|hooks| hooks.finish).unwrap_or(standard_ExecutorFinish)(query);
+        leave(path);
         end(depth);
         if (*query).instrument_options != 0 {
             forget_counts(query);

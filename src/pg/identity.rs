@@ -3,7 +3,8 @@
 //! Both are restored when the work ends. When it fails, the abort of the (sub)transaction restores them.
 
 use pgrx::pg_sys;
-use std::ffi::CStr;
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, CString};
 
 /// The name of a setting and its value.
 pub type Setting<'a> = (&'a CStr, &'a CStr);
@@ -131,6 +132,47 @@ pub fn sandboxed_as<R>(role: pg_sys::Oid, work: impl FnOnce() -> R) -> R {
 pub fn acting_as<R>(role: pg_sys::Oid, work: impl FnOnce() -> R) -> R {
     let restriction = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_NOFORCE_RLS;
     switch(role, restriction, || with_settings(&[PINNED_SEARCH_PATH], || with_pinned_values(work)))
+}
+
+thread_local! {
+    /// The search path for code of users that the statements of `with_users_path` call.
+    static USERS_PATH: RefCell<Option<CString>> = const { RefCell::new(None) };
+    /// Whether it is in force now.
+    static IS_IN_FORCE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `work`, in whose statements code of users finds names by this search path, as in a session of its owner. The statements
+/// themselves are read and planned under the pinned one: it is put in force only while they run.
+pub fn with_users_path<R>(path: &CStr, work: impl FnOnce() -> R) -> R {
+    struct Outer(Option<CString>, bool);
+    impl Drop for Outer {
+        fn drop(&mut self) {
+            USERS_PATH.set(self.0.take());
+            IS_IN_FORCE.set(self.1);
+        }
+    }
+    let _outer = Outer(USERS_PATH.replace(Some(path.to_owned())), IS_IN_FORCE.replace(false));
+    work()
+}
+
+/// Puts that search path in force, if a statement begins to run for which there is one; returns what [`leave_users_path`] takes.
+pub(super) fn enter_users_path() -> i32 {
+    let path = if IS_IN_FORCE.get() { None } else { USERS_PATH.with_borrow(Option::clone) };
+    let Some(path) = path else { return 0 };
+    // SAFETY: the nest level is closed when the statement ends, or by the transaction abort that an error brings.
+    let nest_level = unsafe { pg_sys::NewGUCNestLevel() };
+    set(c"search_path", &path, pg_sys::GucAction::GUC_ACTION_SAVE);
+    IS_IN_FORCE.set(true);
+    nest_level
+}
+
+/// Puts the pinned one back.
+pub(super) fn leave_users_path(nest_level: i32) {
+    if nest_level > 0 {
+        // SAFETY: closes the level that was opened.
+        unsafe { pg_sys::AtEOXact_GUC(false, nest_level) };
+        IS_IN_FORCE.set(false);
+    }
 }
 
 fn switch<R>(role: pg_sys::Oid, restriction: u32, work: impl FnOnce() -> R) -> R {

@@ -1,10 +1,11 @@
 //! Arguments of types that pgrx does not have: `regclass` and `regprocedure`, whose names resolve in the caller's search path
-//! before we are called, and `jsonb` as its text.
+//! before we are called; and values of any type as their text.
 
+use super::identity;
 use pgrx::callconv::{Arg, ArgAbi};
 use pgrx::nullable::Nullable;
 use pgrx::spi::quote_qualified_identifier;
-use pgrx::{FromDatum, impl_sql_translatable, pg_sys};
+use pgrx::{AnyElement, impl_sql_translatable, pg_sys};
 use std::ffi::{CStr, c_char};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,10 +14,6 @@ pub struct Regclass(pub pg_sys::Oid);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Regprocedure(pub pg_sys::Oid);
 
-/// A `jsonb` value as PostgreSQL prints it. It may be deeper, and its numbers larger, than any parser here takes.
-pub struct JsonText(pub String);
-
-impl_sql_translatable!(JsonText, "jsonb");
 impl_sql_translatable!(Regclass, "regclass");
 impl_sql_translatable!(Regprocedure, "regprocedure");
 
@@ -42,26 +39,18 @@ macro_rules! pass_as_oid {
 pass_as_oid!(Regclass);
 pass_as_oid!(Regprocedure);
 
-// SAFETY: a datum of the type is printed by the function that PostgreSQL has for it.
-unsafe impl<'fcx> ArgAbi<'fcx> for JsonText {
-    unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
-        // SAFETY: as promised by the caller, who unboxes an argument declared as this type.
-        unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or(Self(String::new()))
-    }
-
-    unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {
-        // SAFETY: as above.
-        unsafe { arg.unbox_arg_using_from_datum() }.into()
-    }
-}
-
-impl FromDatum for JsonText {
-    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _type: pg_sys::Oid) -> Option<Self> {
-        // SAFETY: as promised by the caller, the datum is of the type, if it is not null.
-        let text =
-            (!is_null).then(|| unsafe { pgrx::direct_function_call::<&CStr>(pg_sys::jsonb_out, &[Some(datum)]) });
-        text.flatten().map(|text| Self(text.to_string_lossy().into_owned()))
-    }
+/// The text of a value of any type, as every session prints it, and whether it is JSON. That may be deeper, and its numbers larger,
+/// than any parser here takes.
+pub fn text_of(value: &AnyElement) -> (String, bool) {
+    let type_oid = value.oid();
+    let is_json = [pg_sys::JSONOID, pg_sys::JSONBOID].contains(&type_oid);
+    let (mut output, mut is_varlena) = (pg_sys::InvalidOid, false);
+    // SAFETY: the value is of its type, which has a function that prints it; the text is copied.
+    let text = identity::with_pinned_values(|| unsafe {
+        pg_sys::getTypeOutputInfo(type_oid, &mut output, &mut is_varlena);
+        CStr::from_ptr(pg_sys::OidOutputFunctionCall(output, value.datum())).to_string_lossy().into_owned()
+    });
+    (text, is_json)
 }
 
 impl Regclass {

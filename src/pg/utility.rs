@@ -1,5 +1,6 @@
 //! Commands that are not planned: what goes on while they run, and a COPY that must become a query.
 
+use super::executor;
 use super::expression::elements;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
@@ -85,7 +86,9 @@ unsafe extern "C-unwind" fn process_utility(
             ALTERING.set(Some(place()));
         }
         let next = HOOKS.get().and_then(|hooks| hooks.next).unwrap_or(standard_ProcessUtility);
+        let path = executor::enter();
         next(prepared, text, is_read_only, context, parameters, environment, receiver, completion);
+        executor::leave(path);
         ALTERING.set(outer);
     }
 }

@@ -235,6 +235,10 @@ fn save(
         index_created_by_extension: index.as_ref().is_some_and(|index| index.made_by_us),
         purges,
     };
+    // Before there is a number for a new rule, which one of them may have.
+    for function in [MAKE_ROOM, TOUCH] {
+        table.drop_orphaned_triggers(function)?;
+    }
     let id = match stored {
         Some(stored) => catalog.update(stored.id, &definition).map(|()| stored.id),
         None => catalog.insert(&table.schema, &table.name, &subject.name, &definition),

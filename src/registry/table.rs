@@ -212,6 +212,20 @@ impl Table {
         Ok(true)
     }
 
+    /// Drops triggers that call a function of ours for a rule that is not one of this table: a dump or a copy of the table has brought
+    /// them.
+    pub fn drop_orphaned_triggers(&self, function: &str) -> Result<(), TtlError> {
+        let mut orphans = self.triggers(function, None)?;
+        for rule_id in Catalog::open()?.numbers_on(self.relid)? {
+            let own = self.triggers(function, Some(rule_id))?;
+            orphans.retain(|trigger| !own.contains(trigger));
+        }
+        for trigger in orphans {
+            spi::execute(&format!("DROP TRIGGER {trigger} ON {}", self.qualified_name()), &[])?;
+        }
+        Ok(())
+    }
+
     /// Drops such triggers; tells whether there were any.
     pub fn drop_triggers(&self, function: &str, rule_id: Option<i64>) -> Result<bool, TtlError> {
         let triggers = self.triggers(function, rule_id)?;

@@ -27,7 +27,7 @@ use crate::guc;
 use crate::pg::board::{self, Hold, Progress};
 use crate::pg::plan::Tid;
 use crate::pg::transaction::{Failure, Scope};
-use crate::pg::{identity, process, spi};
+use crate::pg::{identity, login, process, spi};
 use batch::{Done, Remover, Taken};
 pub use finish::record_failure;
 use leaf::{Leaf, Leaves};
@@ -42,6 +42,7 @@ use scan::Scan;
 pub use scan::serving_index;
 use statement::Statements;
 use std::collections::VecDeque;
+use std::ffi::CString;
 use std::time::{Duration, Instant};
 
 /// How long a step looks for rows before it ends without any.
@@ -312,13 +313,18 @@ impl Sweep {
             // Deferred triggers would otherwise fire at commit, with the rights of whoever commits. Those that the caller
             // has pending fire now, as the caller.
             spi::execute("SET CONSTRAINTS ALL IMMEDIATE", &[])?;
+            let path = match leaf.removal_runs_user_code(rule) {
+                true => catalog.with_rights(|| login::search_path(rule.owner))?,
+                false => CString::default(),
+            };
             let done = in_sandbox(rule, || {
                 let remover = work.remover.get_or_insert_with(|| Remover::new(statements, leaf, rule));
                 let call = |taken: &[Taken]| audience::call(rule, taken).unwrap_or_else(|error| error.raise());
                 // The table's own lock is held: what is waited for now is behind a cascade or a trigger, and blocks one
                 // row, not the sweep.
                 let _under_way = UnderWay::begin(leaf.relid);
-                Ok(identity::with_settings(&[(c"lock_timeout", c"100ms")], || change(remover, &call)))
+                let change = || identity::with_settings(&[(c"lock_timeout", c"100ms")], || change(remover, &call));
+                Ok(if path.is_empty() { change() } else { identity::with_users_path(&path, change) })
             })?;
             audience::tell(rule, leaf, &done)?;
             catalog.check_meaning(rule)?;

@@ -10,7 +10,7 @@ use crate::guc;
 use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Held, Lock};
 use crate::pg::transaction::{Failure, Scope};
-use crate::pg::{process, spi, statement};
+use crate::pg::{identity, login, process, spi, statement};
 use crate::rule::PartitionAction;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
@@ -107,7 +107,8 @@ impl Part {
             PartitionAction::Drop => format!("DROP TABLE {}", self.name),
             _ => format!("ALTER TABLE {parent} DETACH PARTITION {}", self.name),
         };
-        in_sandbox(rule, || spi::execute(&command, &[]))?;
+        let path = catalog.with_rights(|| login::search_path(rule.owner))?;
+        in_sandbox(rule, || identity::with_users_path(&path, || spi::execute(&command, &[])))?;
         // The lock is on the relation; its name may have come to mean another when a schema was renamed.
         if relation::has_parent(self.relid) {
             return Err(TtlError::AnotherPart(self.name.clone()));

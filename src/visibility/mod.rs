@@ -131,7 +131,10 @@ fn hidden() -> Rc<Hidden> {
     HIDDEN.with(|memo| match memo.get(&()) {
         Some(hidden) => hidden,
         None => {
-            let loaded = memo.remember(&(), || spi::with_latest_snapshot(load));
+            let loaded = Catalog::is_readable().and_then(|is_readable| match is_readable {
+                true => memo.remember(&(), || spi::with_latest_snapshot(load)),
+                false => Ok(Rc::default()),
+            });
             loaded.unwrap_or_else(|error| Failure::from(error).raise())
         }
     })

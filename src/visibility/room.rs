@@ -17,7 +17,7 @@ use crate::pg::plan::{Places, Plan};
 use crate::pg::planner::{Condition, MARK};
 use crate::pg::relation::{self, Lock, Shape};
 use crate::pg::trigger::{Change, NewRow};
-use crate::pg::{access, executor, identity};
+use crate::pg::{access, executor, identity, login};
 use crate::sweep;
 use pgrx::pg_sys::{InvalidOid, Oid};
 use std::cell::{Cell, OnceCell};
@@ -112,6 +112,7 @@ pub fn recheck_pending(rule_id: i64, rows: &[PendingRow]) {
 fn room_in(rule_id: i64, relid: Oid) -> Result<Rc<Option<Room>>, TtlError> {
     ROOMS.with(|memo| match memo.get(&(rule_id, relid)) {
         Some(room) => Ok(room),
+        None if !Catalog::is_readable()? => Ok(Rc::new(None)),
         None => memo.remember(&(rule_id, relid), || {
             // Without a catalog nothing is hidden, and whatever changes may be its coming.
             let Some(catalog) = Catalog::open_if_served()? else { return Ok((vec![InvalidOid], None)) };
@@ -204,7 +205,9 @@ impl Room {
                 {
                     return Err(refused());
                 }
-                let delete = || plan.get_or_init(|| Plan::for_rows(sql)).run(Places::These(&[existing.tid()]));
+                let path = Catalog::open()?.with_rights(|| login::search_path(self.owner))?;
+                let plan = || plan.get_or_init(|| Plan::for_rows(sql));
+                let delete = || identity::with_users_path(&path, || plan().run(Places::These(&[existing.tid()])));
                 // A sandbox lets nothing be deferred; a foreign key that is, is checked when the transaction commits.
                 let removed = if deferred.references {
                     identity::acting_as(self.owner, delete)

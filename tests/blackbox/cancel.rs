@@ -48,7 +48,7 @@ fn a_timeout_ends_a_run_over_all_rules() {
     db.run("SET statement_timeout = '300ms'");
     assert_eq!(db.error("SELECT ttl_runner()").message, "canceling statement due to statement timeout");
     db.run("RESET statement_timeout");
-    assert_eq!(db.get("SELECT last_error FROM ttl_index_table"), "");
+    assert_eq!(db.get("SELECT last_error FROM ttl_state"), "");
 }
 
 #[test]
@@ -72,8 +72,8 @@ fn an_index_is_not_made_without_the_filter_that_could_not_be_read() {
         "BEGIN; SELECT ttl_create_index('trap', 'at', 60, filter => '{FILTER}', concurrently => true);
          UPDATE mood SET says = 'fail'; COMMIT"
     ));
-    db.wait_for("SELECT index_error IS NOT NULL FROM ttl_index_table", "t");
-    assert_eq!(db.get("SELECT index_error FROM ttl_index_table"), "P0001: invalid filter: I fail");
+    db.wait_for("SELECT index_error IS NOT NULL FROM ttl_state", "t");
+    assert_eq!(db.get("SELECT index_error FROM ttl_state"), "P0001: invalid filter: I fail");
     assert_eq!(db.get("SELECT count(*) FROM pg_index WHERE indrelid = 'trap'::regclass"), "0");
     set_mood(&mut db, "calm");
     db.run("SELECT ttl_alter_index('trap', 'at', batch_size => 5)");

@@ -1,24 +1,44 @@
-//! The SQL in README and docs runs.
+//! The SQL in README and docs runs, and its results are those that are shown.
 
 use harness::Database;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-/// Fenced blocks: `sql` must succeed, `sql error CODE` must fail with that SQLSTATE.
-fn blocks(text: &str) -> Vec<(Option<String>, String)> {
-    let mut found = Vec::new();
-    let mut open: Option<(Option<String>, String)> = None;
+/// A fenced block: `sql` must succeed, `sql error CODE` must fail with that SQLSTATE. A block `text` after it is what psql prints.
+#[derive(Default)]
+struct Example {
+    sql: String,
+    error: Option<String>,
+    result: Option<String>,
+}
+
+fn examples(text: &str) -> Vec<Example> {
+    let mut found: Vec<Example> = Vec::new();
+    let mut open: Option<&str> = None;
     for line in text.lines() {
-        match (&mut open, line.strip_prefix("```")) {
-            (Some(_), Some(_)) => found.extend(open.take()),
-            (Some((_, sql)), None) => {
-                sql.push_str(line);
-                sql.push('\n');
-            }
-            (None, Some("sql")) => open = Some((None, String::new())),
+        match (open, line.strip_prefix("```")) {
+            (Some(_), Some(_)) => open = None,
             (None, Some(info)) => {
-                open = info.strip_prefix("sql error ").map(|code| (Some(code.to_owned()), String::new()));
+                open = Some(info);
+                match info {
+                    "sql" => found.push(Example::default()),
+                    "text" => found.last_mut().expect("an example before its result").result = Some(String::new()),
+                    info => {
+                        let error = info.strip_prefix("sql error ").map(str::to_owned);
+                        found.extend(error.map(|code| Example { error: Some(code), ..Example::default() }));
+                    }
+                }
+            }
+            (Some(info), None) => {
+                let Some(example) = found.last_mut() else { continue };
+                let part = match info {
+                    "text" => example.result.get_or_insert_default(),
+                    info if info.starts_with("sql") => &mut example.sql,
+                    _ => continue,
+                };
+                part.push_str(line.trim_end());
+                part.push('\n');
             }
             (None, None) => {}
         }
@@ -26,17 +46,18 @@ fn blocks(text: &str) -> Vec<(Option<String>, String)> {
     found
 }
 
-/// Runs a block as a reader would, statement by statement; returns the SQLSTATE of the error that ended it.
-fn run_in_psql(db: &Database, sql: &str) -> Option<String> {
+/// Runs an example as a reader would, statement by statement; returns the SQLSTATE of the error that ended it, and what was printed.
+fn run_in_psql(db: &Database, sql: &str) -> (Option<String>, String) {
     let mut psql = db.server.client_program("psql");
-    psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-v", "VERBOSITY=sqlstate", "-d", &db.name]);
-    let mut child = psql.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("psql");
+    psql.args(["-X", "-q", "-P", "footer=off", "-v", "ON_ERROR_STOP=1", "-v", "VERBOSITY=sqlstate", "-d", &db.name]);
+    let mut child = psql.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("psql");
     child.stdin.take().expect("a pipe").write_all(sql.as_bytes()).expect("writing to psql");
     let output = child.wait_with_output().expect("psql");
     let complaint = String::from_utf8(output.stderr).expect("UTF-8");
     let code = complaint.split("ERROR:  ").nth(1).map(|code| code.trim_end().to_owned());
     assert_eq!(output.status.success(), code.is_none(), "{complaint}");
-    code
+    let printed = String::from_utf8(output.stdout).expect("UTF-8");
+    (code, printed.lines().map(|line| format!("{}\n", line.trim_end())).collect())
 }
 
 fn documents() -> Vec<PathBuf> {
@@ -53,14 +74,19 @@ fn documents() -> Vec<PathBuf> {
 
 #[test]
 fn every_sql_example_does_what_the_page_says() {
-    let mut ran = 0;
+    let (mut ran, mut compared) = (0, 0);
     for document in documents() {
         let text = std::fs::read_to_string(&document).expect("a document");
         let db = Database::empty();
-        for (expected, sql) in blocks(&text) {
-            assert_eq!(run_in_psql(&db, &sql), expected, "{}:\n{sql}", document.display());
+        for Example { sql, error, result } in examples(&text) {
+            let (code, printed) = run_in_psql(&db, &sql);
+            assert_eq!(code, error, "{}:\n{sql}", document.display());
+            if let Some(result) = result {
+                assert_eq!(printed.trim_end(), result.trim_end(), "{}:\n{sql}", document.display());
+                compared += 1;
+            }
             ran += 1;
         }
     }
-    assert!(ran >= 10, "only {ran} examples were found");
+    assert!(ran >= 10 && compared >= 3, "{ran} examples were found, and {compared} results");
 }

@@ -182,3 +182,91 @@ fn a_dump_carries_expressions_units_and_sliding_expiry() {
     );
     assert_eq!(target.get("SELECT ttl_runner('t')"), "1");
 }
+
+/// Runs a client program as a role; returns what it complained of.
+fn run_as(db: &Database, role: &str, program: &str, arguments: &[&str]) -> String {
+    let output = db.server.client_program(program).env("PGUSER", role).args(arguments).output().expect("a program");
+    let complaint = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(output.status.success(), "{program}: {complaint}");
+    complaint
+}
+
+#[test]
+fn an_owner_who_is_no_superuser_dumps_and_restores_his_rules() {
+    let mut source = Database::new();
+    let owner = source.role("owner");
+    source.run("SELECT ttl_stop_worker(); CREATE SCHEMA private; CREATE TABLE private.secret (at timestamptz); SELECT ttl_create_index('private.secret', 'at', 60)");
+    source.session(&owner).run(
+        "CREATE TABLE mine (id int PRIMARY KEY, at timestamptz, n int); CREATE TABLE child (id int REFERENCES mine);
+         INSERT INTO mine VALUES (1, '2020-01-01', 2), (2, '2020-01-01', 0), (3, '2020-01-01', 2); INSERT INTO child VALUES (3);
+         SELECT ttl_create_index('mine', 'at', 60, 5, filter => 'n > 1'), ttl_enable_touch('mine')",
+    );
+    let file = std::env::temp_dir().join(format!("{}.dump", source.name));
+    let path = file.to_str().expect("a path");
+    let mut target = Database::new();
+    target.run(&format!("GRANT CREATE, USAGE ON SCHEMA public TO {owner}; CREATE TABLE taken (at timestamptz)"));
+    run_as(&source, &owner, "pg_dump", &["-Fc", "--no-comments", "-N", "private", "-f", path, &source.name]);
+    let complaint = run_as(
+        &source,
+        &owner,
+        "pg_restore",
+        &["--verbose", "--exit-on-error", "--no-comments", "-d", &target.name, path],
+    );
+    assert!(complaint.contains("\"private.secret\" left out"), "{complaint}");
+    assert!(complaint.contains("sweeping was switched off where the dump was made"), "{complaint}");
+    std::fs::remove_file(&file).expect("removing the dump");
+    assert_eq!(target.get("SELECT table_name, batch_size, filter FROM ttl_summary"), "mine|5|(n > 1)");
+    // What was restored is swept, and no more than what the foreign key lets go.
+    target.wait_for("SELECT string_agg(id::text, ',' ORDER BY id) FROM mine", "2,3");
+    assert_eq!(target.get("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'ttl_touch%'"), "1");
+    // Numbers go on behind those that were restored.
+    target.run("SELECT ttl_create_index('taken', 'at', 60)");
+}
+
+#[test]
+fn nobody_writes_rules_on_tables_of_others_into_the_catalog() {
+    let mut db = Database::new();
+    let (owner, stranger) = (db.role("owner"), db.role("stranger"));
+    db.session(&owner).run("CREATE TABLE t (at timestamptz); INSERT INTO t VALUES ('2020-01-01')");
+    let mut session = db.session(&stranger);
+    session.run("CREATE TABLE own (at timestamptz); CREATE TABLE own2 (at timestamptz)");
+    session.run("INSERT INTO ttl_index_table (schema_name, table_name, column_name, expire_after, time_zone) VALUES ('public', 't', 'at', '1 s', 'UTC')");
+    assert!(session.notices().iter().any(|notice| notice.contains("has another owner")));
+    assert_eq!(db.get("SELECT count(*) FROM ttl_index_table"), "0");
+    let write = |id: &str, table: &str| {
+        format!(
+            "INSERT INTO ttl_index_table (id, schema_name, table_name, column_name, expire_after, time_zone) VALUES ({id}, 'public', '{table}', 'at', '1 h', 'UTC')"
+        )
+    };
+    for number in ["9223372036854775807", "-5", "100000000"] {
+        assert_eq!(session.error(&write(number, "own")).code, "22023", "{number}");
+    }
+    session.run(&write("1000", "own"));
+    session.run("SELECT ttl_create_index('own2', 'at', 60)");
+    assert_eq!(db.get("SELECT max(id) FROM ttl_index_table"), "1001");
+    session.run("INSERT INTO ttl_worker_off DEFAULT VALUES");
+    assert_eq!(db.get("SELECT count(*) FROM ttl_worker_off"), "0");
+    for sql in
+        ["DELETE FROM ttl_index_table", "UPDATE ttl_index_table SET active = false", "DELETE FROM ttl_worker_off"]
+    {
+        assert_eq!(session.error(sql).code, "42501", "{sql}");
+    }
+}
+
+#[test]
+fn triggers_whose_rule_is_gone_do_nothing_and_go_with_the_next_registration() {
+    let mut source = Database::new();
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz NOT NULL, n int);
+                SELECT ttl_create_index('t', 'at', interval '1 hour', hide_expired => true), ttl_enable_touch('t')",
+    );
+    let mut target = Database::empty();
+    target.run("CREATE EXTENSION pg_ttl_index");
+    assert_eq!(copy(&source, &target, &["--schema-only"]), "");
+    let triggers = "SELECT count(*) FROM pg_trigger WHERE tgrelid = 't'::regclass AND NOT tgisinternal";
+    assert_eq!(target.get(triggers), "2");
+    target.run("INSERT INTO t VALUES (1, '2020-01-01', 0); UPDATE t SET n = 1; INSERT INTO t VALUES (2, now(), 0) ON CONFLICT DO NOTHING");
+    assert_eq!(target.get("SELECT at = '2020-01-01' FROM t WHERE id = 1"), "t");
+    target.run("SELECT ttl_create_index('t', 'at', interval '10 years')");
+    assert_eq!(target.get(triggers), "0");
+}

@@ -168,7 +168,7 @@ fn what_a_worker_reads_to_drop_and_detach_partitions() {
         trap.db.run("TRUNCATE seen");
         trap.db.run("SELECT ttl_start_worker()");
         // Not from the summary, which reads the partition.
-        trap.db.wait_for("SELECT total_partitions_removed, last_error FROM ttl_index_table", "1|");
+        trap.db.wait_for("SELECT total_partitions_removed, last_error_code FROM ttl_index_table", "1|");
         let seen = format!("SELECT DISTINCT how, replace(who, '{}', 'owner') FROM seen ORDER BY 1, 2", trap.owner);
         assert_eq!(trap.db.get(&seen), if action == "detach" { "index|owner" } else { "" });
     }

@@ -202,3 +202,18 @@ fn a_rule_on_a_partition_can_be_dropped_when_its_index_is_the_parents_too() {
     assert_eq!(db.get("SELECT ttl_drop_index('p1', 'at'), ttl_drop_index('p', 'at')"), "t|t");
     assert_eq!(db.get("SELECT count(*) FROM pg_indexes WHERE tablename IN ('p', 'p1')"), "0");
 }
+
+#[test]
+fn a_rule_whose_index_was_dropped_says_so_and_goes_on() {
+    let mut db = with(
+        "CREATE TABLE t (at timestamptz); SELECT ttl_create_index('t', 'at', 60); INSERT INTO t VALUES ('2020-01-01')",
+    );
+    db.run("DROP INDEX idx_ttl_t_at");
+    let state = "SELECT state, index_state, index_name, left(last_error, 36) FROM ttl_summary";
+    assert_eq!(db.get(state), "error|missing||42704: the index of the TTL rule was");
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "1");
+    db.run("SELECT ttl_create_index('t', 'at', 60)");
+    assert_eq!(db.get(state), "active|valid|idx_ttl_t_at|");
+    db.run("SELECT ttl_create_index('t', 'at', 60, index_method => 'none')");
+    assert_eq!(db.get(state), "active|none||");
+}

@@ -135,6 +135,38 @@ fn explain_does_not_count_hidden_rows() {
 }
 
 #[test]
+fn what_an_error_says_of_rows_is_for_owners_and_monitors() {
+    let mut db = with("");
+    let [owner, reader, monitor] = ["owner", "reader", "monitor"].map(|name| db.role(name));
+    db.run(&format!("GRANT pg_monitor TO {monitor}"));
+    let mut own = db.session(&owner);
+    own.run(&format!(
+        "CREATE TABLE t (id int PRIMARY KEY, ssn text, at timestamptz NOT NULL); GRANT SELECT (id) ON t TO {reader};
+         CREATE FUNCTION fails(regclass, jsonb) RETURNS void LANGUAGE plpgsql AS
+             'BEGIN PERFORM (x->>''ssn'')::int FROM jsonb_array_elements($2) x; END';
+         SELECT ttl_create_index('t', 'at', 0, hide_expired => true, on_expire => 'fails(regclass, jsonb)');
+         INSERT INTO t VALUES (7, 'SSN-123-45', now() - interval '1 hour'); SELECT ttl_runner('t')"
+    ));
+    let errors = "SELECT last_error FROM ttl_summary UNION ALL SELECT error FROM ttl_history";
+    for (role, knows) in [(&owner, true), (&reader, false), (&monitor, true)] {
+        let mut session = db.session(role);
+        let seen = session.get(errors);
+        assert_eq!(
+            seen.lines().filter(|line| line.contains("SSN-123-45")).count(),
+            if knows { 2 } else { 0 },
+            "{seen}"
+        );
+        assert_eq!(seen.lines().filter(|line| line.starts_with("22P02")).count(), 2, "{seen}");
+        if !knows {
+            for sql in ["SELECT * FROM ttl_state", "SELECT error FROM ttl_history_log", "SELECT * FROM ttl_binding"] {
+                assert_eq!(session.error(sql).code, "42501", "{sql}");
+            }
+            assert!(!session.get("SELECT * FROM ttl_index_table").contains("SSN"));
+        }
+    }
+}
+
+#[test]
 fn how_often_a_function_is_called_does_not_tell_of_hidden_rows() {
     let mut db = with(
         "CREATE TABLE t (k int PRIMARY KEY, v text, at timestamptz NOT NULL); CREATE TABLE one (n int); INSERT INTO one VALUES (1);

@@ -445,7 +445,7 @@ fn a_drop_that_is_refused_all_the_same_is_told_of_and_backs_off() {
     db.run("SELECT ttl_create_index('p', 'at', interval '1 day', partition_action => 'drop')");
     // The summary would look into the partitions, and they would be in use.
     db.wait_for(
-        "SELECT last_error_code, last_error, consecutive_failures >= 2, retry_at > last_error_at FROM ttl_index_table",
+        "SELECT last_error_code, last_error, consecutive_failures >= 2, retry_at > last_error_at FROM ttl_index_table JOIN ttl_state ON rule_id = id",
         "P0001|nothing is dropped here|t|t",
     );
     db.wait_for("SELECT count(*) FROM p", "1");

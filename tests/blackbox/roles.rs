@@ -13,6 +13,7 @@ const ROLES: [&str; 7] = ["superuser", "owner", "member", "grantee", "reader", "
 const MATRIX: &[(&str, &str, &str)] = &[
     // Rules are for owners.
     ("ttl_create_index(regclass,text,integer)", "SELECT ttl_create_index('t', 'at', 3600)", "+++----"),
+    ("ttl_create_index(regclass,text,text)", "SELECT ttl_create_index('t', 'at', '1 hour')", "+++----"),
     ("ttl_create_index(regclass,text,interval)", "SELECT ttl_create_index('t', 'at', interval '1 hour')", "+++----"),
     ("ttl_alter_index(regclass,text,interval)", "SELECT ttl_alter_index('t', 'at', batch_size => 5)", "+++----"),
     ("ttl_drop_index(regclass,text)", "SELECT ttl_drop_index('t', 'at')", "+++----"),
@@ -26,15 +27,19 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_sweep(regclass,bigint,interval)", "CALL ttl_sweep('swept')", "...----"),
     // Rows are for those who may read and write them.
     ("ttl_get(regclass,text,text)", "SELECT ttl_get('t', '1')", "+++++--"),
-    ("ttl_get(regclass,jsonb,text)", "SELECT ttl_get('t', jsonb '{\"id\": 1}')", "+++++--"),
+    ("ttl_get(regclass,anyelement,text)", "SELECT ttl_get('t', jsonb '{\"id\": 1}')", "+++++--"),
     ("ttl_set(regclass,text,interval)", "SELECT ttl_set('t', '1', interval '1 day')", "++++---"),
-    ("ttl_set(regclass,jsonb,interval)", "SELECT ttl_set('t', jsonb '{\"id\": 1}', interval '1 day')", "++++---"),
+    ("ttl_set(regclass,text,text)", "SELECT ttl_set('t', '1', '1 day')", "++++---"),
+    ("ttl_set(regclass,text,double precision)", "SELECT ttl_set('t', '1', 3600)", "++++---"),
+    ("ttl_set(regclass,anyelement,text)", "SELECT ttl_set('t', 1, '1 day')", "++++---"),
+    ("ttl_set(regclass,anyelement,double precision)", "SELECT ttl_set('t', 1, 3600)", "++++---"),
+    ("ttl_set(regclass,anyelement,interval)", "SELECT ttl_set('t', jsonb '{\"id\": 1}', interval '1 day')", "++++---"),
     ("ttl_expire_at(regclass,text,timestamp with time zone)", "SELECT ttl_expire_at('t', '1', now() + interval '1 day')", "++++---"),
-    ("ttl_expire_at(regclass,jsonb,timestamp with time zone)", "SELECT ttl_expire_at('t', jsonb '{\"id\": 1}', now() + interval '1 day')", "++++---"),
+    ("ttl_expire_at(regclass,anyelement,timestamp with time zone)", "SELECT ttl_expire_at('t', jsonb '{\"id\": 1}', now() + interval '1 day')", "++++---"),
     ("ttl_touch(regclass,text,text)", "SELECT ttl_touch('t', '1')", "++++---"),
-    ("ttl_touch(regclass,jsonb,text)", "SELECT ttl_touch('t', jsonb '{\"id\": 1}')", "++++---"),
+    ("ttl_touch(regclass,anyelement,text)", "SELECT ttl_touch('t', jsonb '{\"id\": 1}')", "++++---"),
     ("ttl_persist(regclass,text,text)", "SELECT ttl_persist('t', '1')", "++++---"),
-    ("ttl_persist(regclass,jsonb,text)", "SELECT ttl_persist('t', jsonb '{\"id\": 1}')", "++++---"),
+    ("ttl_persist(regclass,anyelement,text)", "SELECT ttl_persist('t', jsonb '{\"id\": 1}')", "++++---"),
     // What is known of a rule is for those who may read its table, and for monitors.
     ("ttl_summary()", "SELECT table_name FROM ttl_summary() WHERE table_name = 't'", "+++++.+"),
     ("ttl_summary", "SELECT table_name FROM ttl_summary WHERE table_name = 't'", "+++++.+"),
@@ -44,8 +49,13 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_progress()", "SELECT table_name FROM ttl_progress()", "......."),
     ("ttl_progress", "SELECT table_name FROM ttl_progress", "......."),
     ("ttl_progress_slots()", "SELECT relid FROM ttl_progress_slots()", "......."),
-    ("ttl_index_table", "SELECT table_name FROM ttl_index_table WHERE table_name = 't'", "+++++.+"),
-    ("ttl_binding", "SELECT relid FROM ttl_binding WHERE relid = 't'::regclass", "+++++.+"),
+    ("ttl_states()", "SELECT rule_id FROM ttl_states() WHERE rule_id = 1", "+++++.+"),
+    ("ttl_history_errors()", "SELECT * FROM ttl_history_errors()", "......."),
+    // What was asked for can be dumped by everybody. What it means here, and what errors say, is not for reading.
+    ("ttl_index_table", "SELECT table_name FROM ttl_index_table WHERE table_name = 't'", "+++++++"),
+    ("ttl_binding", "SELECT relid FROM ttl_binding WHERE relid = 't'::regclass", "+------"),
+    ("ttl_state", "SELECT * FROM ttl_state", ".------"),
+    ("ttl_history_log", "SELECT count(error) FROM ttl_history_log", ".------"),
     ("ttl_lags()", "SELECT rule_id FROM ttl_lags() WHERE rule_id = 1", "+++++.+"),
     ("ttl_holds()", "SELECT * FROM ttl_holds()", "......."),
     ("ttl_waits_for_process(bigint)", "SELECT ttl_waits_for_process(1)", "......."),
@@ -75,8 +85,7 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_refuse(oid)", "SELECT ttl_refuse('t'::regclass)", "UUUUUUU"),
     // The summary calls it as whoever reads that.
     ("ttl_index_oid(oid,oid,text)", "SELECT ttl_index_oid('t'::regclass, NULL, 't_pkey')", "+++++++"),
-    // pg_dump reads it.
-    ("ttl_index_table_id_seq", "SELECT last_value FROM ttl_index_table_id_seq", "+++++++"),
+    ("ttl_index_table_id_seq", "SELECT last_value FROM ttl_index_table_id_seq", "+------"),
     ("ttl_history_log_id_seq", "SELECT last_value FROM ttl_history_log_id_seq", "+------"),
     // Parts of the catalog.
     ("ttl_attnums(oid,text[])", "SELECT ttl_attnums('t'::regclass, '{at}')", "+------"),
@@ -85,12 +94,13 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_bind()", "SELECT ttl_bind()", "T------"),
     ("ttl_count_version()", "SELECT ttl_count_version()", "T------"),
     ("ttl_tell_of_drop()", "SELECT ttl_tell_of_drop()", "T------"),
+    ("ttl_keep_switch()", "SELECT ttl_keep_switch()", "T------"),
     ("ttl_follow_ddl()", "SELECT ttl_follow_ddl()", "T------"),
     // An owner's triggers call them, and an owner makes those.
     ("ttl_touch_row()", "SELECT ttl_touch_row()", "TTTTTTT"),
     ("ttl_make_room()", "SELECT ttl_make_room()", "TTTTTTT"),
     // What is not in these is not to be had by their owners either.
-    ("ttl_index_table", "SELECT table_name FROM ttl_index_table WHERE table_name = 'secret'", "+.....+"),
+    ("ttl_states()", "SELECT rule_id FROM ttl_states() WHERE rule_id = 2", "+.....+"),
     ("ttl_lags()", "SELECT rule_id FROM ttl_lags() WHERE rule_id = 2", "+.....+"),
     ("ttl_is_large(oid)", "SELECT ttl_is_large('t'::regclass)", "......."),
     ("ttl_next_due(bigint)", "SELECT ttl_next_due(2)", "+.....+"),
@@ -186,8 +196,9 @@ fn nobody_but_a_superuser_may_write_any_of_it() {
             "SELECT c.relname FROM pg_class c JOIN pg_depend d ON d.objid = c.oid AND d.classid = 'pg_class'::regclass
              JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_ttl_index'
              WHERE d.deptype = 'e' AND CASE c.relkind WHEN 'S' THEN has_sequence_privilege(c.oid, 'USAGE, UPDATE')
-                       ELSE has_table_privilege(c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
-                            OR has_any_column_privilege(c.oid, 'INSERT, UPDATE, REFERENCES') END",
+                       ELSE has_table_privilege(c.oid, 'UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+                            OR has_any_column_privilege(c.oid, 'UPDATE, REFERENCES')
+                            OR has_any_column_privilege(c.oid, 'INSERT') AND c.relname NOT IN ('ttl_index_table', 'ttl_worker_off') END",
         );
         assert_eq!(writable, "");
     }

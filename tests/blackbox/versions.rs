@@ -164,7 +164,7 @@ fn rules_of_3_0_0_are_kept_by_an_update() {
             "SELECT table_name, column_name, expire_after_seconds, batch_size, active, index_name, soft_delete_column, index_state, state
              FROM ttl_summary"
         ),
-        "Sessions|at|1800|7|t|idx_ttl_sessions|gone|valid|active\nlogs|at|60|10000|t|logs_at_idx||valid|active\npaused|at|0|10000|f|||none|paused"
+        "Sessions|at|1800|7|t|idx_ttl_sessions|gone|valid|active\nlogs|at|60|10000|t|logs_at_idx||valid|active\npaused|at|0|10000|f|||missing|paused"
     );
     // Sweeping begins by itself, and goes on from the counters there were.
     db.wait_for("SELECT count(*) FROM app.\"Sessions\" WHERE gone IS NULL", "0");
@@ -219,6 +219,20 @@ fn an_update_from_3_0_0_makes_what_a_new_install_makes() {
     };
     assert_eq!((only(&updated, &new), only(&new, &updated)), (String::new(), String::new()), "run make schema");
     assert!(new.len() > 300);
+}
+
+#[test]
+fn everything_that_a_user_sees_has_a_comment() {
+    let mut db = Database::new();
+    let silent = db.get(
+        "SELECT pg_describe_object(d.classid, d.objid, 0) FROM pg_depend d
+         WHERE d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass
+           AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'pg_ttl_index')
+           AND d.classid IN ('pg_proc'::regclass, 'pg_class'::regclass, 'pg_event_trigger'::regclass)
+           AND obj_description(d.objid, d.classid::regclass::text) IS NULL
+           AND NOT EXISTS (SELECT FROM pg_class WHERE oid = d.objid AND relkind = 'S')",
+    );
+    assert_eq!(silent, "");
 }
 
 #[test]

@@ -16,5 +16,10 @@ SELECT ttl_create_index('sessions', 'last_seen', -1);
 SELECT ttl_create_index('sessions', 'last_seen', 60, filter => 'random() < 0.5');
 
 \echo
-\echo '--- One call says how long rows live, makes the index, and wakes the worker ------'
-SELECT ttl_create_index('sessions', 'last_seen', interval '30 minutes', batch_size => 4000);
+\echo '--- One call says how long rows live, and makes the index: paused, to look first --'
+SELECT ttl_create_index('sessions', 'last_seen', '30 minutes', batch_size => 4000, active => false);
+SELECT relation, expired_rows, plan FROM ttl_preview('sessions');
+
+\echo
+\echo '--- It looks right: from now on the worker sweeps --------------------------------'
+SELECT ttl_resume('sessions');

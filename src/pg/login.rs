@@ -1,0 +1,28 @@
+//! What a role would find if it logged in to this database.
+
+use super::spi;
+use crate::error::TtlError;
+use pgrx::pg_sys::Oid;
+use std::ffi::CString;
+
+/// The search path of a role: its own in this database, its own, that of the database, that of the server. Temporary relations come
+/// last unless it says otherwise: those of this session need not be its own. To be called as a superuser, who may read the
+/// configuration.
+pub fn search_path(role: Oid) -> Result<CString, TtlError> {
+    let sql = "SELECT coalesce(
+                   (SELECT substr(setting, length('search_path=') + 1)
+                    FROM pg_db_role_setting s CROSS JOIN LATERAL unnest(s.setconfig) AS setting
+                    WHERE s.setrole IN (0, $1) AND starts_with(setting, 'search_path=')
+                      AND s.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+                    ORDER BY s.setrole = $1 DESC, s.setdatabase <> 0 DESC LIMIT 1),
+                   (SELECT setting FROM pg_file_settings WHERE name = 'search_path' AND applied ORDER BY seqno DESC LIMIT 1),
+                   (SELECT boot_val FROM pg_settings WHERE name = 'search_path'))";
+    let found: Vec<Option<String>> = spi::read(sql, &[role.into()], |row| row.get(1))?;
+    let path = found.into_iter().flatten().next().unwrap_or_default();
+    let path = match path.trim() {
+        "" => "pg_temp".to_owned(),
+        path if path.contains("pg_temp") => path.to_owned(),
+        path => format!("{path}, pg_temp"),
+    };
+    Ok(CString::new(path).unwrap_or_default())
+}

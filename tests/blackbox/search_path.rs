@@ -1,0 +1,128 @@
+//! Code of users finds what it would find in a session of the table's owner, and nothing else is read by that search path.
+
+use crate::sweep::with;
+use harness::Database;
+
+/// A schema with a table, an unqualified audit trigger on it, and an expired row; its owner logs in with that schema in its path.
+fn audited(place: &str) -> (Database, String) {
+    let mut db = with("");
+    let (owner, name) = (db.role("owner"), db.name.clone());
+    db.run(&format!("CREATE SCHEMA app AUTHORIZATION {owner}; CREATE SCHEMA other AUTHORIZATION {owner}"));
+    match place {
+        "role in database" => db.run(&format!(
+            "ALTER ROLE {owner} IN DATABASE {name} SET search_path = app, public; ALTER ROLE {owner} SET search_path = other;
+             ALTER DATABASE {name} SET search_path = other"
+        )),
+        "role" => db.run(&format!(
+            "ALTER ROLE {owner} SET search_path = app, public; ALTER DATABASE {name} SET search_path = other, public"
+        )),
+        "database" => db.run(&format!("ALTER DATABASE {name} SET search_path = app, public")),
+        _ => db.run(&format!("ALTER SCHEMA app RENAME TO app_before; CREATE SCHEMA {owner} AUTHORIZATION {owner}")),
+    }
+    let schema = if place == "server" { owner.clone() } else { "app".to_owned() };
+    let mut own = db.session(&owner);
+    own.run(&format!("SET search_path = {schema}, public"));
+    own.run(
+        "CREATE TABLE audit (what text); CREATE TABLE t (id int PRIMARY KEY, at timestamptz, gone timestamptz);
+         INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 3) i;
+         CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN INSERT INTO audit VALUES (TG_OP || ' ' || current_user); RETURN coalesce(OLD, NEW); END $$",
+    );
+    (db, schema)
+}
+
+#[test]
+fn an_ordinary_audit_trigger_works_as_it_does_for_the_owner() {
+    for place in ["role in database", "role", "database", "server"] {
+        let (mut db, schema) = audited(place);
+        db.run(&format!(
+            "CREATE TRIGGER note AFTER DELETE ON {schema}.t FOR EACH ROW EXECUTE FUNCTION {schema}.note();
+             SELECT ttl_create_index('{schema}.t', 'at', 60)"
+        ));
+        assert_eq!(db.get(&format!("SELECT ttl_runner('{schema}.t')")), "3", "{place}");
+        let audit = format!(
+            "SELECT count(*), min(split_part(what, ' ', 2)) = (SELECT min(relowner::regrole::text) FROM pg_class WHERE oid = '{schema}.t'::regclass) FROM {schema}.audit"
+        );
+        assert_eq!(db.get(&audit), "3|t", "{place}");
+        // So it does in a worker.
+        db.run(&format!("INSERT INTO {schema}.t VALUES (9, '2020-01-01'); SELECT ttl_start_worker()"));
+        db.wait_for(&format!("SELECT count(*) FROM {schema}.audit"), "4");
+    }
+}
+
+#[test]
+fn cascades_functions_archives_marks_and_room_find_what_the_owner_finds() {
+    let (mut db, _) = audited("role");
+    let owner = db.get("SELECT relowner::regrole FROM pg_class WHERE oid = 'app.t'::regclass");
+    db.session(&owner).run(
+        "CREATE TABLE child (id int REFERENCES t ON DELETE CASCADE); INSERT INTO child VALUES (1);
+         CREATE TRIGGER note BEFORE DELETE ON child FOR EACH ROW EXECUTE FUNCTION note();
+         CREATE TABLE old (LIKE t); CREATE TRIGGER note AFTER INSERT ON old FOR EACH ROW EXECUTE FUNCTION note();
+         CREATE FUNCTION told(regclass, jsonb) RETURNS void LANGUAGE plpgsql AS
+             $$ BEGIN INSERT INTO audit VALUES ('told ' || jsonb_array_length($2)); END $$;
+         SELECT ttl_create_index('t', 'at', 60, archive_to => 'old', on_expire => 'told(regclass, jsonb)');
+         CREATE TABLE soft (at timestamptz, gone timestamptz); INSERT INTO soft VALUES ('2020-01-01');
+         CREATE TRIGGER note BEFORE UPDATE ON soft FOR EACH ROW EXECUTE FUNCTION note();
+         CREATE TABLE h (id int PRIMARY KEY, at timestamptz NOT NULL); INSERT INTO h VALUES (1, '2020-01-01');
+         CREATE TRIGGER note AFTER DELETE ON h FOR EACH ROW EXECUTE FUNCTION note();
+         SELECT ttl_create_index('h', 'at', 60, hide_expired => true)",
+    );
+    assert_eq!(db.get("SELECT ttl_runner('app.t')"), "3");
+    let audit = "SELECT string_agg(split_part(what, ' ', 1) || count, ' ' ORDER BY what) FROM (SELECT what, count(*) FROM app.audit GROUP BY 1) x (what, count)";
+    assert_eq!(db.get(audit), "DELETE1 INSERT3 told1");
+    db.run("SET search_path = public; TRUNCATE app.audit; INSERT INTO app.h VALUES (1, now())");
+    assert_eq!(db.get(audit), "DELETE1");
+    db.run("TRUNCATE app.audit");
+    db.session(&owner).run("CREATE OR REPLACE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN INSERT INTO audit VALUES (TG_OP); RETURN NEW; END $$; SELECT ttl_create_index('soft', 'at', 60, soft_delete_column => 'gone')");
+    assert_eq!(db.get("SELECT ttl_runner('app.soft')"), "1");
+    assert_eq!(db.get(audit), "UPDATE1");
+}
+
+#[test]
+fn an_event_trigger_hears_of_a_dropped_partition_under_the_path_of_the_owner() {
+    let (mut db, _) = audited("role");
+    let owner = db.get("SELECT relowner::regrole FROM pg_class WHERE oid = 'app.t'::regclass");
+    db.session(&owner).run(
+        "CREATE TABLE p (at timestamptz NOT NULL) PARTITION BY RANGE (at);
+         CREATE TABLE p1 PARTITION OF p FOR VALUES FROM ('2020-01-01') TO ('2020-02-01');
+         CREATE TABLE p2 PARTITION OF p FOR VALUES FROM ('2020-02-01') TO ('2100-01-01');
+         SELECT ttl_create_index('p', 'at', 60, partition_action => 'drop')",
+    );
+    db.run(
+        "CREATE FUNCTION public.heard() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO audit VALUES (tg_tag); END $$;
+         CREATE EVENT TRIGGER heard ON ddl_command_end WHEN TAG IN ('DROP TABLE') EXECUTE FUNCTION public.heard()",
+    );
+    db.run("SELECT ttl_runner('app.p')");
+    assert_eq!(db.get("SELECT what FROM app.audit; SELECT to_regclass('app.p1')"), "DROP TABLE\n");
+    db.run("DROP EVENT TRIGGER heard");
+}
+
+/// What stands before `pg_catalog` in a path shadows it: no statement of the extension's own may be read so.
+#[test]
+fn a_hostile_path_of_an_owner_shadows_nothing_of_ours() {
+    let mut db = with("CREATE TABLE seen (what text); GRANT ALL ON seen TO PUBLIC");
+    let owner = db.role("owner");
+    db.run(&format!(
+        "CREATE SCHEMA evil AUTHORIZATION {owner}; ALTER ROLE {owner} SET search_path = evil, pg_catalog, public"
+    ));
+    let mut own = db.session(&owner);
+    own.run(
+        "CREATE FUNCTION evil.less(timestamptz, timestamptz) RETURNS boolean LANGUAGE plpgsql AS
+             'BEGIN INSERT INTO public.seen VALUES (''operator''); RETURN true; END';
+         CREATE OPERATOR evil.<= (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = evil.less);
+         CREATE FUNCTION evil.lower(text) RETURNS text LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.seen VALUES (''lower''); RETURN ''x''; END';
+         CREATE FUNCTION evil.now() RETURNS timestamptz LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.seen VALUES (''now''); RETURN ''3000-01-01''; END';
+         CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.seen VALUES (''clock''); RETURN ''3000-01-01''; END';
+         CREATE TABLE public.t (id int PRIMARY KEY, k text, at timestamptz); CREATE TABLE public.child (id int REFERENCES public.t ON DELETE CASCADE);
+         INSERT INTO public.t VALUES (1, 'X', '2020-01-01'), (2, 'x', pg_catalog.now()), (3, 'y', '2020-01-01'); INSERT INTO public.child VALUES (1);
+         CREATE FUNCTION public.quiet() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END';
+         CREATE TRIGGER quiet BEFORE DELETE ON public.t FOR EACH ROW EXECUTE FUNCTION public.quiet()",
+    );
+    db.run("SELECT ttl_create_index('t', 'at', 60, filter => 'lower(k) = ''x''')");
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "1");
+    assert_eq!(db.get("SELECT string_agg(id::text, ',' ORDER BY id) FROM t"), "2,3");
+    db.run("INSERT INTO t VALUES (4, 'X', '2020-01-01'); SELECT ttl_start_worker()");
+    db.wait_for("SELECT string_agg(id::text, ',' ORDER BY id) FROM t", "2,3");
+    assert_eq!(db.get("SELECT count(*) FROM seen"), "0");
+}
