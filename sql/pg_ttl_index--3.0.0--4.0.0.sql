@@ -61,7 +61,7 @@ CREATE TABLE ttl_index_table (
     max_rows_per_second        integer CHECK (max_rows_per_second > 0),
     max_rows_per_run           bigint CHECK (max_rows_per_run > 0),
     -- Of a rule that an option purge_after has made: the rule that has it. No foreign key: a dump may bring it first.
-    purges                     bigint UNIQUE,
+    purges                     bigint,
     index_name                 text,
     index_created_by_extension boolean NOT NULL DEFAULT false,
     created_at                 timestamptz NOT NULL DEFAULT now(),
@@ -90,6 +90,8 @@ CREATE TABLE ttl_index_table (
     skipped_parts              text,
     -- Counts changes of the definition, so that a sweep under way notices one.
     version                    bigint NOT NULL DEFAULT 0,
+    -- With the table, because everybody may insert rules on tables of their own, whatever they say to purge for.
+    UNIQUE (purges, schema_name, table_name),
     CHECK ((expression_columns IS NULL) = (expression_type IS NULL)),
     CHECK (index_name IS NOT NULL OR NOT index_created_by_extension)
 );

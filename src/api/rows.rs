@@ -18,7 +18,7 @@ use pgrx::prelude::*;
 /// type. The body gets the row.
 macro_rules! about_row {
     ($(#[doc = $doc:literal])* fn $name:tt ($by_text:ident, $by_value:ident)
-     ($($first:tt)*) ($($last:tt)*) -> $result:ty |$row:ident| $body:block) => {
+     ($($first:tt)*) ($($last:tt)*) -> $result:ty |$row:ident| $body:expr) => {
         $(#[doc = $doc])*
         #[pg_extern(name = $name)]
         fn $by_text(
@@ -51,37 +51,34 @@ macro_rules! about_row {
 
 about_row! {
     /// Seconds until a row expires; -1 if it never does, -2 if it is not there or has expired.
-    fn "ttl_get" (ttl_get_by_text, ttl_get_by_value) () () -> f64 |row| { Ok(row::get(&row)?) }
+    fn "ttl_get" (ttl_get_by_text, ttl_get_by_value) () () -> f64 |row| Ok(row::get(&row)?)
 }
 
 about_row! {
     /// Has a row expire after a time; `false` if it is not there or has expired, or if the mode says no.
     fn "ttl_set" (ttl_set_by_text, ttl_set_by_value)
-    (ttl: Option<Interval>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row| { set(row, ttl, mode) }
+    (ttl: Option<Interval>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row| set(row, ttl, mode)
 }
 
 about_row! {
     /// The same with a number of seconds.
     fn "ttl_set" (ttl_set_seconds_by_text, ttl_set_seconds_by_value)
-    (ttl: Option<f64>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row| {
-        set(row, ttl.map(interval_of_seconds).transpose()?, mode)
-    }
+    (ttl: Option<f64>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row|
+    set(row, ttl.map(interval_of_seconds).transpose()?, mode)
 }
 
 about_row! {
     /// The same with an interval, or a number of seconds, as text: for literals and parameters without a type.
     fn "ttl_set" (ttl_set_text_by_text, ttl_set_text_by_value)
-    (ttl: Option<&str>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row| {
-        set(row, ttl.map(interval_of_text).transpose()?, mode)
-    }
+    (ttl: Option<&str>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row|
+    set(row, ttl.map(interval_of_text).transpose()?, mode)
 }
 
 about_row! {
     /// Has a row expire at an instant, in the same way.
     fn "ttl_expire_at" (ttl_expire_at_by_text, ttl_expire_at_by_value)
-    (expires_at: Option<TimestampWithTimeZone>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row| {
-        expire_at(row, expires_at, mode)
-    }
+    (expires_at: Option<TimestampWithTimeZone>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row|
+    expire_at(row, expires_at, mode)
 }
 
 about_row! {

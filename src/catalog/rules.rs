@@ -78,7 +78,12 @@ impl Catalog {
 
     /// The TTL column of the rule that purges for a rule, if there is one.
     pub fn purge_of(&self, id: i64) -> Result<Option<String>, TtlError> {
-        let sql = format!("SELECT column_name FROM {}.ttl_index_table WHERE purges = $1", self.schema);
+        // Anybody may have written a rule on a table of his own that says to purge for this one.
+        let sql = format!(
+            "SELECT p.column_name FROM {schema}.ttl_index_table p JOIN {schema}.ttl_binding own ON own.rule_id = p.id
+             JOIN {schema}.ttl_binding b ON b.relid = own.relid WHERE p.purges = $1 AND b.rule_id = $1",
+            schema = self.schema
+        );
         let found = self.with_rights(|| spi::query(&sql, &[id.into()], |row| row.get(1)))?;
         Ok(found.into_iter().flatten().next())
     }

@@ -306,7 +306,7 @@ mod tests {
             let given = Given { max_rows_per_second: Some(number), ..Given::default() };
             assert_eq!(options().alter(&given, &[]), Err(Invalid::TooSmall("max_rows_per_second", number.into())));
         }
-        for every in [Ttl::default(), Ttl { micros: 999_999, ..Ttl::default() }] {
+        for every in [Ttl::default(), Ttl::new(0, 0, 999_999).expect("a span")] {
             let given = Given { run_every: Some(every), ..Given::default() };
             assert_eq!(options().alter(&given, &[]), Err(Invalid::TooOften));
         }
