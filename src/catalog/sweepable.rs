@@ -150,11 +150,11 @@ impl Catalog {
         Ok(rules)
     }
 
-    /// Whether a role may rule the table of a rule.
+    /// Whether a role may rule the table of a rule, as whoever has just dropped it might.
     pub(super) fn is_ruled_by(&self, id: i64, role: Oid) -> Result<bool, TtlError> {
         let sql = format!(
-            "SELECT pg_has_role($2, c.relowner, 'USAGE') FROM {}.ttl_binding b JOIN pg_class c ON c.oid = b.relid
-             WHERE b.rule_id = $1",
+            "SELECT coalesce(pg_has_role($2, c.relowner, 'USAGE'), true)
+             FROM {}.ttl_binding b LEFT JOIN pg_class c ON c.oid = b.relid WHERE b.rule_id = $1",
             self.schema
         );
         Ok(self.with_rights(|| spi::read(&sql, &[id.into(), role.into()], |row| row.get(1)))? == [Some(true)])
