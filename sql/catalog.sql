@@ -81,6 +81,9 @@ CREATE TABLE ttl_index_table (
     -- With the table, because everybody may insert rules on tables of their own, whatever they say to purge for.
     UNIQUE (purges, schema_name, table_name),
     CHECK ((expression_columns IS NULL) = (expression_type IS NULL)),
+    -- What is computed with these must not fail for all rules because of one that was written by hand.
+    CHECK (isfinite(last_run) AND isfinite(swept_at) AND isfinite(retry_at) AND isfinite(index_retry_at) AND isfinite(blocked_retry_at)),
+    CHECK (run_every < interval '10000 years' AND swept_at < '10000-01-01' AND version < 9000000000000000000),
     CHECK (index_name IS NOT NULL OR NOT index_created_by_extension)
 );
 

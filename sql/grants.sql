@@ -3,7 +3,7 @@
 REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_start_worker(), ttl_stop_worker() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_bind(), ttl_adopt() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_follow_ddl(), ttl_keep_switch() FROM PUBLIC;
+REVOKE ALL ON FUNCTION ttl_follow_ddl() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_hook(text)
     FROM PUBLIC;
 
@@ -15,15 +15,6 @@ GRANT SELECT (id, rule_id, schema_name, table_name, column_name, trigger, starte
 ALTER TABLE ttl_history_log ENABLE ROW LEVEL SECURITY;
 CREATE POLICY readable_table ON ttl_history_log FOR SELECT USING (
     pg_has_role('pg_monitor', 'USAGE') OR rule_id = ANY (ARRAY(SELECT rule_id FROM ttl_states())));
-
--- Everybody can restore a dump: a trigger leaves out rules on tables of others, and another one the switch, which is for those who may
--- use it.
-GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
-CREATE TRIGGER ttl_keep_switch
-    BEFORE INSERT ON ttl_worker_off FOR EACH ROW
-    WHEN (NOT has_function_privilege('@extschema@.ttl_stop_worker()'::regprocedure, 'EXECUTE'))
-    EXECUTE FUNCTION ttl_keep_switch();
-ALTER TABLE ttl_worker_off ENABLE ALWAYS TRIGGER ttl_keep_switch;
 
 -- What \df, \d and \dx+ tell.
 COMMENT ON TABLE ttl_index_table IS 'TTL rules as they were registered, and their counters';

@@ -93,6 +93,9 @@ CREATE TABLE ttl_index_table (
     -- With the table, because everybody may insert rules on tables of their own, whatever they say to purge for.
     UNIQUE (purges, schema_name, table_name),
     CHECK ((expression_columns IS NULL) = (expression_type IS NULL)),
+    -- What is computed with these must not fail for all rules because of one that was written by hand.
+    CHECK (isfinite(last_run) AND isfinite(swept_at) AND isfinite(retry_at) AND isfinite(index_retry_at) AND isfinite(blocked_retry_at)),
+    CHECK (run_every < interval '10000 years' AND swept_at < '10000-01-01' AND version < 9000000000000000000),
     CHECK (index_name IS NOT NULL OR NOT index_created_by_extension)
 );
 
@@ -1004,12 +1007,6 @@ CREATE FUNCTION "ttl_count_version"()
 	LANGUAGE c
 	AS 'MODULE_PATHNAME', 'ttl_count_version_wrapper';
 
--- pg_ttl_index::api::follow::ttl_keep_switch
-CREATE FUNCTION "ttl_keep_switch"()
-	RETURNS TRIGGER
-	LANGUAGE c
-	AS 'MODULE_PATHNAME', 'ttl_keep_switch_wrapper';
-
 -- pg_ttl_index::api::follow::ttl_tell_of_drop
 CREATE FUNCTION "ttl_tell_of_drop"()
 	RETURNS TRIGGER
@@ -1061,7 +1058,7 @@ ALTER EVENT TRIGGER ttl_follow_drop ENABLE ALWAYS;
 REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_start_worker(), ttl_stop_worker() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_bind(), ttl_adopt() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_follow_ddl(), ttl_keep_switch() FROM PUBLIC;
+REVOKE ALL ON FUNCTION ttl_follow_ddl() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_hook(text)
     FROM PUBLIC;
 
@@ -1073,15 +1070,6 @@ GRANT SELECT (id, rule_id, schema_name, table_name, column_name, trigger, starte
 ALTER TABLE ttl_history_log ENABLE ROW LEVEL SECURITY;
 CREATE POLICY readable_table ON ttl_history_log FOR SELECT USING (
     pg_has_role('pg_monitor', 'USAGE') OR rule_id = ANY (ARRAY(SELECT rule_id FROM ttl_states())));
-
--- Everybody can restore a dump: a trigger leaves out rules on tables of others, and another one the switch, which is for those who may
--- use it.
-GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
-CREATE TRIGGER ttl_keep_switch
-    BEFORE INSERT ON ttl_worker_off FOR EACH ROW
-    WHEN (NOT has_function_privilege('@extschema@.ttl_stop_worker()'::regprocedure, 'EXECUTE'))
-    EXECUTE FUNCTION ttl_keep_switch();
-ALTER TABLE ttl_worker_off ENABLE ALWAYS TRIGGER ttl_keep_switch;
 
 -- What \df, \d and \dx+ tell.
 COMMENT ON TABLE ttl_index_table IS 'TTL rules as they were registered, and their counters';

@@ -42,8 +42,6 @@ pub enum TtlError {
     FilterColumnDropped(String),
     #[error("the {0} of the TTL rule does not mean any more what it meant when it was registered")]
     MeaningChanged(Purpose),
-    #[error("number {0} of a TTL rule is out of range")]
-    RuleNumber(i64),
     #[error("a TTL rule stays on its table and column")]
     RuleMoved,
     #[error("column \"{0}\" cannot mark a row as deleted any more")]
@@ -230,7 +228,7 @@ impl TtlError {
             Self::PartInUse(_) => Code::ERRCODE_LOCK_NOT_AVAILABLE,
             Self::AnotherPart(_) => Code::ERRCODE_OBJECT_IN_USE,
             Self::ArchiveNeeds { .. } => Code::ERRCODE_NOT_NULL_VIOLATION,
-            Self::ArchiveIsSource(_) | Self::ArchiveCircle(_) | Self::PurgeFilter(_) | Self::RuleNumber(_) => {
+            Self::ArchiveIsSource(_) | Self::ArchiveCircle(_) | Self::PurgeFilter(_) => {
                 Code::ERRCODE_INVALID_PARAMETER_VALUE
             }
             Self::ArchiveRefused => Code::ERRCODE_TRIGGERED_ACTION_EXCEPTION,

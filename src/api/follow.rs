@@ -58,13 +58,6 @@ pub fn ttl_bind<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
     })
 }
 
-/// Leaves the switch of a dump as it is here: whoever restores it may not use it.
-#[pg_trigger]
-pub fn ttl_keep_switch<'a>(_trigger: &'a PgTrigger<'a>) -> Answer<'a> {
-    warning!("sweeping was switched off where the dump was made, and stays as it is here");
-    Ok(None)
-}
-
 /// Takes over the rules that an upgrade of the schema has written. Called by its script.
 #[pg_extern]
 fn ttl_adopt() -> Result<(), ErrorReport> {
@@ -88,9 +81,9 @@ fn id_of(row: &PgHeapTuple<'_, AllocatedByRust>) -> Result<i64, TtlError> {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn ttl_follow_ddl(call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     event::answer(call, |event| match Catalog::open_if_served()? {
-        Some(catalog) if Catalog::is_readable()? => catalog.follow(event),
+        Some(catalog) => catalog.follow(event),
         // The extension is on its way, in or out, or not for us.
-        _ => Ok(()),
+        None => Ok(()),
     })
 }
 

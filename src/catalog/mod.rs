@@ -19,14 +19,10 @@ pub use schema::Unserved;
 pub use sweepable::{Broken, Claim, Rule};
 
 use crate::error::TtlError;
-use crate::pg::{access, citus, identity, relation, spi};
+use crate::pg::{access, citus, identity, spi};
 use crate::rule::{Expiry, Options, Source};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_literal};
-use std::time::Duration;
-
-/// How long a statement of somebody who knows nothing of the extension waits for its tables.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The extension's tables: where they live and whose they are.
 #[derive(Clone)]
@@ -55,17 +51,9 @@ impl Catalog {
         }
     }
 
-    /// Whether the tables can be read without waiting for long, as what must not stand in anybody's way does before it reads them.
-    ///
-    /// Who drops or updates the extension locks them, and then may wait for a table of a user whose statement waits here: somebody
-    /// innocent would fail with a deadlock. So nobody waits in the queue of a lock, and after a second it is as if the extension were
-    /// gone, which it is about to be.
-    pub fn is_readable() -> Result<bool, TtlError> {
-        match schema::tables() {
-            Ok(tables) => Ok(relation::lock_for_reading(&tables, PATIENCE)),
-            Err(TtlError::NotInstalled | TtlError::Unserved(_)) => Ok(true),
-            Err(error) => Err(error),
-        }
+    /// The relations that change when a catalog comes that is served, or goes.
+    pub fn watched() -> Result<Vec<Oid>, TtlError> {
+        schema::watched()
     }
 
     /// When rows expire, by a value in them.

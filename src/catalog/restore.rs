@@ -3,13 +3,9 @@
 use super::Catalog;
 use super::binding::Binding;
 use crate::error::TtlError;
-use crate::pg::{access, board, memo, process, spi};
-use pgrx::pg_sys::Oid;
+use crate::pg::{board, memo, process, spi};
 use pgrx::prelude::*;
 use std::collections::HashSet;
-
-/// How many numbers of rules somebody who is no superuser can leave out.
-const MOST_NUMBERS: i64 = 1_000_000;
 
 /// What a row that was written into the catalog says of its place.
 struct Written {
@@ -17,8 +13,6 @@ struct Written {
     table: String,
     column: String,
     mark: Option<String>,
-    /// Of the table.
-    owner: Option<Oid>,
     is_complete: bool,
     is_its_own_mark: bool,
 }
@@ -43,14 +37,11 @@ impl Catalog {
         if written.is_its_own_mark {
             return Err(TtlError::CatalogMark(written.column));
         }
-        let reason = match written.owner {
-            Some(owner) if written.is_complete && access::is_member_of(owner) => None,
-            Some(_) if written.is_complete => Some("it has another owner"),
-            _ => Some("the table or a column it needs does not exist"),
-        };
-        if let Some(reason) = reason {
+        if !written.is_complete {
             let Written { column, schema, table, .. } = written;
-            warning!("TTL rule on column \"{column}\" of table \"{schema}.{table}\" left out: {reason}");
+            warning!(
+                "TTL rule on column \"{column}\" of table \"{schema}.{table}\" left out: the table or a column it needs does not exist"
+            );
             return self.with_rights(|| spi::execute(&forget, &[id.into()])).map(|_| ());
         }
         self.keep_number(id)?;
@@ -60,19 +51,13 @@ impl Catalog {
         self.forget_rule(id)
     }
 
-    /// Has numbers of new rules go on behind that of one that was written with its own. Nobody can use all of them up.
+    /// Has numbers of new rules go on behind that of one that was written with its own.
     fn keep_number(&self, id: i64) -> Result<(), TtlError> {
-        let read = format!("SELECT last_value FROM {}.ttl_index_table_id_seq", self.schema);
-        let last = self.with_rights(|| spi::query(&read, &[], |row| row.get::<i64>(1)))?;
-        let last = last.into_iter().flatten().next().unwrap_or_default();
-        if id < 1 || (id.saturating_sub(last) > MOST_NUMBERS && !access::is_superuser()) {
-            return Err(TtlError::RuleNumber(id));
-        }
-        if id <= last {
-            return Ok(());
-        }
-        let sequence = format!("{}.ttl_index_table_id_seq", self.schema);
-        self.with_rights(|| spi::execute("SELECT setval($1::regclass, $2)", &[sequence.into(), id.into()])).map(|_| ())
+        let sql = format!(
+            "SELECT setval('{schema}.ttl_index_table_id_seq'::regclass, $1) FROM {schema}.ttl_index_table_id_seq WHERE last_value < $1",
+            schema = self.schema
+        );
+        self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
     }
 
     /// Binds all rules as if they were being registered: an upgrade of the schema has written them, and they are as they should be.
@@ -126,8 +111,7 @@ impl Catalog {
                     named.relid IS NOT NULL
                         AND array_position({schema}.ttl_attnums(named.relid, coalesce(t.expression_columns, ARRAY[t.column_name])
                             || t.filter_columns || array_remove(ARRAY[t.soft_delete_column], NULL)), NULL) IS NULL,
-                    t.expression_columns IS NULL AND t.soft_delete_column = t.column_name, t.soft_delete_column,
-                    (SELECT relowner FROM pg_class c WHERE c.oid = named.relid)
+                    t.expression_columns IS NULL AND t.soft_delete_column = t.column_name, t.soft_delete_column
              FROM {schema}.ttl_index_table t
              CROSS JOIN LATERAL (SELECT to_regclass(format('%I.%I', t.schema_name, t.table_name))::oid) AS named (relid)
              WHERE t.id = $1",
@@ -142,7 +126,6 @@ impl Catalog {
                     is_complete: row.get(4)?.unwrap_or_default(),
                     is_its_own_mark: row.get(5)?.unwrap_or_default(),
                     mark: row.get(6)?,
-                    owner: row.get(7)?,
                 })
             })
         })?;

@@ -5,13 +5,14 @@
 
 use crate::error::TtlError;
 use crate::pg::memo::Memo;
-use crate::pg::spi;
+use crate::pg::{process, spi};
 use pgrx::pg_sys::{InvalidOid, Oid};
 use std::fmt;
+use std::rc::Rc;
 
 /// The versions that are served, each with the digest of its schema that [`DIGEST`] computes. A release adds a line and takes none
 /// away before the next major version.
-const SERVED: [(&str, &str); 1] = [("4.0.0", "f1d1e989dcbeed450c72cfd8bb6446a9")];
+const SERVED: [(&str, &str); 1] = [("4.0.0", "2d5dede83b69f3984f7f74e4a50f8806")];
 
 /// The names and types of all columns and functions that belong to the extension `e`.
 const DIGEST: &str = "SELECT md5(string_agg(part, ' ' ORDER BY part COLLATE \"C\"))
@@ -69,33 +70,51 @@ impl Unserved {
 }
 
 /// What a database has of the extension.
-#[derive(Clone)]
-enum Installed {
-    Nothing,
-    Unserved(Unserved),
+struct Installed {
     /// All its tables, that of the rules first.
-    Served(Vec<Oid>),
+    tables: Vec<Oid>,
+    /// Why they are not served, if they are not.
+    unserved: Option<Unserved>,
 }
 
 thread_local! {
     static INSTALLED: Memo<(), Installed> = Memo::new();
 }
 
-/// The tables of the extension, that of the rules first, if this library serves them.
-pub fn tables() -> Result<Vec<Oid>, TtlError> {
-    let installed = INSTALLED.with(|memo| match memo.get(&()) {
+fn installed() -> Result<Rc<Installed>, TtlError> {
+    INSTALLED.with(|memo| match memo.get(&()) {
         Some(installed) => Ok(installed),
         None => memo.remember(&(), || spi::with_latest_snapshot(look)),
-    })?;
-    match installed.as_ref() {
-        Installed::Nothing => Err(TtlError::NotInstalled),
-        Installed::Unserved(reason) => Err(TtlError::Unserved(reason.clone())),
-        Installed::Served(tables) => Ok(tables.clone()),
+    })
+}
+
+/// The tables of the extension, that of the rules first, if this library serves them.
+pub fn tables() -> Result<Vec<Oid>, TtlError> {
+    let installed = installed()?;
+    match &installed.unserved {
+        Some(reason) => Err(TtlError::Unserved(reason.clone())),
+        None if installed.tables.is_empty() => Err(TtlError::NotInstalled),
+        None => Ok(installed.tables.clone()),
     }
+}
+
+/// The relations that change when something else is installed; any relation, if there is nothing.
+pub fn watched() -> Result<Vec<Oid>, TtlError> {
+    Ok(watching(&installed()?.tables))
+}
+
+fn watching(tables: &[Oid]) -> Vec<Oid> {
+    // The extension is there before its tables are.
+    if tables.is_empty() { vec![InvalidOid] } else { tables.to_vec() }
 }
 
 /// What there is, with the relations whose changes may change that. Nothing in here can fail, whatever the schema looks like.
 fn look() -> Result<(Vec<Oid>, Installed), TtlError> {
+    let nothing = || (vec![InvalidOid], Installed { tables: Vec::new(), unserved: None });
+    // Most databases have none of it, and any change of theirs may be its coming: this is cheaper than a query.
+    if !process::has_extension() {
+        return Ok(nothing());
+    }
     let sql = format!(
         "SELECT e.extversion, ({DIGEST}),
                 ARRAY(SELECT c.oid FROM pg_depend d JOIN pg_class c ON c.oid = d.objid
@@ -108,14 +127,8 @@ fn look() -> Result<(Vec<Oid>, Installed), TtlError> {
         let (version, digest): (Option<String>, Option<String>) = (row.get(1)?, row.get(2)?);
         Ok((version.unwrap_or_default(), digest.unwrap_or_default(), row.get::<Vec<Oid>>(3)?.unwrap_or_default()))
     })?;
-    let Some((version, digest, tables)) = found.into_iter().next() else {
-        return Ok((vec![InvalidOid], Installed::Nothing));
-    };
-    Ok(match judge(&version, &digest) {
-        Ok(()) => (tables.clone(), Installed::Served(tables)),
-        // Whatever changes may be the end of it, as it may be the coming of the extension, which is there before its tables are.
-        Err(reason) => (vec![InvalidOid], Installed::Unserved(reason)),
-    })
+    let Some((version, digest, tables)) = found.into_iter().next() else { return Ok(nothing()) };
+    Ok((watching(&tables), Installed { tables, unserved: judge(&version, &digest).err() }))
 }
 
 fn judge(version: &str, digest: &str) -> Result<(), Unserved> {

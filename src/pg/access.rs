@@ -29,6 +29,12 @@ pub fn session_time_zone() -> String {
         .into_owned()
 }
 
+/// The `search_path` in force.
+pub fn search_path() -> CString {
+    // SAFETY: always exists; the string is copied before anything can change it.
+    unsafe { CStr::from_ptr(pg_sys::GetConfigOption(c"search_path".as_ptr(), false, false)) }.to_owned()
+}
+
 /// Makes a misspelt setting an error instead of a silent placeholder.
 pub fn reserve_setting_prefix(prefix: &CStr) {
     // SAFETY: called once, while the library is loaded.
@@ -81,12 +87,6 @@ pub fn may_read_all(relid: pg_sys::Oid) -> bool {
 pub fn has_old_snapshot() -> bool {
     // SAFETY: reads backend-local state.
     unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
-}
-
-/// Whether that role is a superuser.
-pub fn is_superuser() -> bool {
-    // SAFETY: looks into the catalog caches.
-    unsafe { pg_sys::superuser() }
 }
 
 /// Whether that role has the rights of another, as superusers have.

@@ -155,6 +155,16 @@ pub fn with_users_path<R>(path: &CStr, work: impl FnOnce() -> R) -> R {
     work()
 }
 
+/// Whether it is in force, for [`reset_users_path`].
+pub(super) fn has_users_path() -> bool {
+    IS_IN_FORCE.get()
+}
+
+/// Takes down whether it is in force after an error: the settings are what they were before.
+pub(super) fn reset_users_path(is_in_force: bool) {
+    IS_IN_FORCE.set(is_in_force);
+}
+
 /// Puts that search path in force, if a statement begins to run for which there is one; returns what [`leave_users_path`] takes.
 pub(super) fn enter_users_path() -> i32 {
     let path = if IS_IN_FORCE.get() { None } else { USERS_PATH.with_borrow(Option::clone) };

@@ -19,9 +19,10 @@ pub fn search_path(role: Oid) -> Result<CString, TtlError> {
                    (SELECT boot_val FROM pg_settings WHERE name = 'search_path'))";
     let found: Vec<Option<String>> = spi::read(sql, &[role.into()], |row| row.get(1))?;
     let path = found.into_iter().flatten().next().unwrap_or_default();
+    let names_temporary = path.split(',').any(|schema| schema.trim().trim_matches('"') == "pg_temp");
     let path = match path.trim() {
         "" => "pg_temp".to_owned(),
-        path if path.contains("pg_temp") => path.to_owned(),
+        path if names_temporary => path.to_owned(),
         path => format!("{path}, pg_temp"),
     };
     Ok(CString::new(path).unwrap_or_default())

@@ -397,38 +397,45 @@ unsafe fn fence(query: *mut pg_sys::Query) {
 }
 
 /// Has volatile functions in a join tree be called for visible rows alone. PostgreSQL takes one that is given nothing of a row for
-/// leakproof, and may call it before it looks at `securityQuals`: how often it is called would tell of hidden rows.
+/// leakproof, and may call it before it looks at `securityQuals`: how often it is called would tell of hidden rows. Returns the
+/// relations below the node.
 ///
 /// # Safety
 /// `node` is null or part of a join tree.
-unsafe fn guard(node: *mut pg_sys::Node, conditions: &[(i32, Rc<Condition>)]) {
+unsafe fn guard(node: *mut pg_sys::Node, conditions: &[(i32, Rc<Condition>)]) -> Vec<i32> {
     // SAFETY: the casts follow the node's tag.
     unsafe {
         if node.is_null() {
-            return;
+            return Vec::new();
         }
         match (*node).type_ {
+            pg_sys::NodeTag::T_RangeTblRef => vec![(*node.cast::<pg_sys::RangeTblRef>()).rtindex],
             pg_sys::NodeTag::T_FromExpr => {
                 let from = &mut *node.cast::<pg_sys::FromExpr>();
-                elements(from.fromlist).iter().for_each(|cell| guard(cell.ptr_value.cast(), conditions));
-                from.quals = guarded(from.quals, conditions);
+                let parts = elements(from.fromlist).iter();
+                let below: Vec<i32> = parts.flat_map(|cell| guard(cell.ptr_value.cast(), conditions)).collect();
+                from.quals = guarded(from.quals, &below, conditions);
+                below
             }
             pg_sys::NodeTag::T_JoinExpr => {
                 let join = &mut *node.cast::<pg_sys::JoinExpr>();
-                guard(join.larg, conditions);
-                guard(join.rarg, conditions);
-                join.quals = guarded(join.quals, conditions);
+                let mut below = guard(join.larg, conditions);
+                below.extend(guard(join.rarg, conditions));
+                join.quals = guarded(join.quals, &below, conditions);
+                below
             }
-            _ => {}
+            _ => Vec::new(),
         }
     }
 }
 
-/// `CASE WHEN hidden THEN false ELSE quals END`, each clause of the quals by itself. A row that an outer join makes up is not hidden.
+/// `CASE WHEN hidden THEN false ELSE clause END` for each clause that calls a volatile function, about the relations that it is about. One
+/// that is about none is called for each row of the join that it stands in, when hidden rows are out already, unless there is no join.
+/// A row that an outer join makes up is not hidden.
 ///
 /// # Safety
-/// `quals` is null or a condition in a join tree.
-unsafe fn guarded(quals: *mut pg_sys::Node, conditions: &[(i32, Rc<Condition>)]) -> *mut pg_sys::Node {
+/// `quals` is null or a condition in a join tree, on the relations below it.
+unsafe fn guarded(quals: *mut pg_sys::Node, below: &[i32], conditions: &[(i32, Rc<Condition>)]) -> *mut pg_sys::Node {
     // SAFETY: makes nodes of the clauses of a condition.
     unsafe {
         if quals.is_null() || !pg_sys::contain_volatile_functions(quals) {
@@ -438,8 +445,15 @@ unsafe fn guarded(quals: *mut pg_sys::Node, conditions: &[(i32, Rc<Condition>)])
         for cell in elements(pg_sys::make_ands_implicit(quals.cast())) {
             let mut clause: *mut pg_sys::Node = cell.ptr_value.cast();
             if pg_sys::contain_volatile_functions(clause) {
-                for (index, condition) in conditions {
-                    clause = unless_hidden(condition.for_relation(*index).cast(), clause);
+                let about = pg_sys::pull_varnos(ptr::null_mut(), clause);
+                // A column of a join by its alias may be one of any relation below.
+                let are_named = below.iter().filter(|index| pg_sys::bms_is_member(**index, about)).count();
+                let is_by_alias = pg_sys::bms_num_members(about) as usize > are_named;
+                for (index, condition) in conditions.iter().filter(|(index, _)| below.contains(index)) {
+                    let is_alone = about.is_null() && below.len() == 1;
+                    if is_alone || is_by_alias || pg_sys::bms_is_member(*index, about) {
+                        clause = unless_hidden(condition.for_relation(*index).cast(), clause);
+                    }
                 }
             }
             all = pg_sys::lappend(all, clause.cast());

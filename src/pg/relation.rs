@@ -2,12 +2,10 @@
 
 use super::expression::elements;
 use super::storage::{self, Kept};
-use super::{process, spi, trust};
+use super::{spi, trust};
 use pgrx::pg_sys;
 use pgrx::spi::quote_qualified_identifier;
-use std::cell::Cell;
 use std::ffi::CStr;
-use std::time::{Duration, Instant};
 
 /// What a statement prepared for a relation relies on: if any of it changes, names in the statement may mean
 /// something else.
@@ -112,32 +110,6 @@ pub fn blocks_at_once(relid: pg_sys::Oid) -> Option<u32> {
         pg_sys::relation_close(relation, lock);
         blocks
     }
-}
-
-/// Locks relations for reading until the transaction ends, without a place in the queue for their locks; tells whether it could. Once
-/// it was in vain, it is tried without patience for a while.
-pub fn lock_for_reading(relids: &[pg_sys::Oid], patience: Duration) -> bool {
-    let (mode, started) = (pg_sys::AccessShareLock as pg_sys::LOCKMODE, Instant::now());
-    let patience =
-        if IN_VAIN.get().is_some_and(|since| since.elapsed() < patience * 10) { Duration::ZERO } else { patience };
-    loop {
-        // SAFETY: takes locks that are released at transaction end; the OIDs need not exist.
-        if relids.iter().all(|relid| unsafe { pg_sys::ConditionalLockRelationOid(*relid, mode) }) {
-            IN_VAIN.set(None);
-            return true;
-        }
-        if started.elapsed() >= patience {
-            IN_VAIN.set(Some(Instant::now()));
-            return false;
-        }
-        process::check_for_interrupts();
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-thread_local! {
-    /// When somebody last waited in vain.
-    static IN_VAIN: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 /// # Safety

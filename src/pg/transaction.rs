@@ -131,12 +131,16 @@ pub fn subtransaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T
     // put back when the subtransaction ends.
     unsafe {
         let (context, owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
+        let has_users_path = identity::has_users_path();
         pg_sys::BeginInternalSubTransaction(ptr::null());
         pg_sys::MemoryContextSwitchTo(context);
         let result = catch(work);
         match result {
             Ok(_) => pg_sys::ReleaseCurrentSubTransaction(),
-            Err(_) => pg_sys::RollbackAndReleaseCurrentSubTransaction(),
+            Err(_) => {
+                pg_sys::RollbackAndReleaseCurrentSubTransaction();
+                identity::reset_users_path(has_users_path);
+            }
         }
         pg_sys::MemoryContextSwitchTo(context);
         pg_sys::CurrentResourceOwner = owner;

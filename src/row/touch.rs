@@ -50,10 +50,9 @@ pub fn touched<'a>(update: &'a Change<'_>) -> Result<NewRow<'a>, TtlError> {
 fn touch_of(rule_id: i64, relid: Oid) -> Result<Rc<Option<Touch>>, TtlError> {
     TOUCHES.with(|memo| match memo.get(&(rule_id, relid)) {
         Some(touch) => Ok(touch),
-        None if !Catalog::is_readable()? => Ok(Rc::new(None)),
         None => memo.remember(&(rule_id, relid), || {
-            // A trigger whose rule cannot be read does nothing; whatever changes may make it readable.
-            let Some(catalog) = Catalog::open_if_served()? else { return Ok((vec![pg_sys::InvalidOid], None)) };
+            // A trigger whose rule cannot be read does nothing.
+            let Some(catalog) = Catalog::open_if_served()? else { return Ok((Catalog::watched()?, None)) };
             let rule = catalog.rule_with_id(rule_id)?;
             let about = vec![catalog.relid, relid, rule.as_ref().map_or(relid, |rule| rule.relid)];
             // Anybody who may make triggers on a table can give them any number.

@@ -27,7 +27,7 @@ use crate::guc;
 use crate::pg::board::{self, Hold, Progress};
 use crate::pg::plan::Tid;
 use crate::pg::transaction::{Failure, Scope};
-use crate::pg::{identity, login, process, spi};
+use crate::pg::{access, identity, login, process, spi};
 use batch::{Done, Remover, Taken};
 pub use finish::record_failure;
 use leaf::{Leaf, Leaves};
@@ -311,8 +311,9 @@ impl Sweep {
             }
             in_sandbox(rule, || leaf.check_cascades(rule))?;
             // Deferred triggers would otherwise fire at commit, with the rights of whoever commits. Those that the caller
-            // has pending fire now, as the caller.
-            spi::execute("SET CONSTRAINTS ALL IMMEDIATE", &[])?;
+            // has pending fire now, as the caller and under the caller's search path.
+            let callers_path = access::search_path();
+            identity::with_users_path(&callers_path, || spi::execute("SET CONSTRAINTS ALL IMMEDIATE", &[]))?;
             let path = match leaf.removal_runs_user_code(rule) {
                 true => catalog.with_rights(|| login::search_path(rule.owner))?,
                 false => CString::default(),

@@ -11,8 +11,8 @@ use crate::pg::memo::Memo;
 use crate::pg::plan::Tid;
 use crate::pg::planner::{self, Condition, Decision};
 use crate::pg::transaction::Failure;
-use crate::pg::{access, citus, conflict, executor, identity, process, spi, utility};
-use pgrx::pg_sys::{InvalidOid, Oid};
+use crate::pg::{access, citus, conflict, executor, identity, spi, utility};
+use pgrx::pg_sys::Oid;
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -131,21 +131,14 @@ fn hidden() -> Rc<Hidden> {
     HIDDEN.with(|memo| match memo.get(&()) {
         Some(hidden) => hidden,
         None => {
-            let loaded = Catalog::is_readable().and_then(|is_readable| match is_readable {
-                true => memo.remember(&(), || spi::with_latest_snapshot(load)),
-                false => Ok(Rc::default()),
-            });
+            let loaded = memo.remember(&(), || spi::with_latest_snapshot(load));
             loaded.unwrap_or_else(|error| Failure::from(error).raise())
         }
     })
 }
 
 fn load() -> Result<(Vec<Oid>, Hidden), TtlError> {
-    let has_extension = process::has_extension();
-    let Some(catalog) = has_extension.then(Catalog::open_if_served).transpose()?.flatten() else {
-        // Whatever changes may be the coming of the extension.
-        return Ok((vec![InvalidOid], Hidden::default()));
-    };
+    let Some(catalog) = Catalog::open_if_served()? else { return Ok((Catalog::watched()?, Hidden::default())) };
     let mut tables: HashMap<Oid, Table> = HashMap::new();
     let mut about = vec![catalog.relid];
     for (rule, relids) in catalog.hidden_rules()? {

@@ -206,6 +206,45 @@ fn how_often_a_function_is_called_does_not_tell_of_hidden_rows() {
 }
 
 #[test]
+fn volatile_conditions_mean_what_they_mean_without_hidden_rows() {
+    let mut db = with(
+        "CREATE TABLE a AS SELECT i AS id FROM generate_series(1, 20) i; CREATE TABLE b AS SELECT i AS id FROM generate_series(5, 25) i;
+         CREATE TABLE h (id int, v text, at timestamptz NOT NULL); INSERT INTO h SELECT i, 'old', '2020-01-01' FROM generate_series(1, 6) i;
+         INSERT INTO h SELECT i, 'new', now() + interval '1 hour' FROM generate_series(7, 30) i;
+         CREATE TABLE d AS SELECT * FROM h WHERE id > 6; SELECT ttl_create_index('h', 'at', 0, hide_expired => true)",
+    );
+    for query in [
+        "SELECT a.id, b.id, t.id FROM a LEFT JOIN b ON (a.id = b.id AND random() < 0) LEFT JOIN $ t ON t.id = a.id",
+        "SELECT a.id, t.id FROM a LEFT JOIN $ t ON t.id = a.id AND random() < 0",
+        "SELECT a.id, t.id FROM a LEFT JOIN $ t ON t.id = a.id WHERE random() >= 0",
+        "SELECT a.id, t.id FROM a FULL JOIN $ t ON t.id = a.id WHERE random() >= 0 AND (t.id > 3 OR random() < 0)",
+        "SELECT j.id, j.v FROM (a JOIN $ USING (id)) j WHERE j.v > 'a' OR random() < 0",
+        "SELECT t.id FROM $ t WHERE random() >= 0 AND id IN (SELECT id FROM a WHERE random() >= 0)",
+        "SELECT count(*), max(t.id) FROM a, $ t WHERE random() >= 0",
+    ] {
+        let [hidden, deleted] = ["h", "d"].map(|table| {
+            let rows = db.get(&query.replace('$', table));
+            let mut rows: Vec<_> = rows.lines().map(str::to_owned).collect();
+            rows.sort();
+            rows
+        });
+        assert_eq!(hidden, deleted, "{query}");
+    }
+    for change in [
+        "UPDATE $ SET v = 'x' FROM a LEFT JOIN b ON (a.id = b.id AND random() < 0) WHERE a.id = $.id RETURNING 1",
+        "DELETE FROM a USING a x LEFT JOIN b ON (x.id = b.id AND random() < 0) LEFT JOIN $ t ON t.id = x.id WHERE a.id = x.id AND t.id IS NULL RETURNING 1",
+    ] {
+        let [hidden, deleted] = ["h", "d"].map(|table| {
+            db.run("BEGIN");
+            let rows = db.get(&change.replace('$', table)).lines().count();
+            db.run("ROLLBACK");
+            rows
+        });
+        assert_eq!(hidden, deleted, "{change}");
+    }
+}
+
+#[test]
 fn a_setting_of_the_caller_does_not_reach_into_functions_of_others() {
     let mut db = with("");
     let (owner, caller) = (db.role("owner"), db.role("caller"));

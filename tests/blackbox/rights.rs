@@ -212,6 +212,21 @@ fn an_index_on_a_function_that_needs_the_search_path_is_used_under_that_of_the_w
 }
 
 #[test]
+fn what_making_room_leaves_behind_does_not_run_later_as_the_writer() {
+    let (mut db, _, _) = poisoned(
+        "CREATE TABLE log (who text); CREATE TABLE r (id int PRIMARY KEY, at timestamptz);
+         CREATE TABLE ref (rid int REFERENCES r DEFERRABLE INITIALLY DEFERRED); CREATE TABLE side (n int);
+         CREATE FUNCTION later() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.log VALUES (current_user); RETURN NULL; END';
+         CREATE CONSTRAINT TRIGGER later AFTER INSERT ON side DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION later();
+         CREATE FUNCTION early() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.side VALUES (1); RETURN OLD; END';
+         CREATE TRIGGER early BEFORE DELETE ON r FOR EACH ROW EXECUTE FUNCTION early();
+         SELECT ttl_create_index('r', 'at', 0, hide_expired => true); INSERT INTO r VALUES (1, now() - interval '1 second')",
+    );
+    assert_eq!(db.error("INSERT INTO r VALUES (1, 'infinity')").code, "23505");
+    assert_eq!(db.get("SELECT count(*) FROM log"), "0");
+}
+
+#[test]
 fn calls_about_one_row_run_an_owners_code_as_the_owner() {
     let (mut db, owner) = with_trap("");
     let reader = db.role("reader");

@@ -126,3 +126,50 @@ fn a_hostile_path_of_an_owner_shadows_nothing_of_ours() {
     db.wait_for("SELECT string_agg(id::text, ',' ORDER BY id) FROM t", "2,3");
     assert_eq!(db.get("SELECT count(*) FROM seen"), "0");
 }
+
+#[test]
+fn a_row_that_fails_leaves_the_path_of_the_others_alone() {
+    let (mut db, _) = audited("role");
+    let owner = db.get("SELECT relowner::regrole FROM pg_class WHERE oid = 'app.t'::regclass");
+    db.session(&owner).run(
+        "CREATE FUNCTION picky() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN IF OLD.id = 2 THEN RAISE EXCEPTION 'no'; END IF; EXECUTE 'INSERT INTO audit VALUES ($1)' USING OLD.id; RETURN OLD; END $$;
+         CREATE TRIGGER picky BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION picky(); SELECT ttl_create_index('t', 'at', 60)",
+    );
+    assert_eq!(db.get("SELECT ttl_runner('app.t')"), "2");
+    assert_eq!(
+        db.get(
+            "SELECT string_agg(what, ',' ORDER BY what) FROM app.audit; SELECT blocked_rows, state FROM ttl_summary"
+        ),
+        "1,3\n1|blocked"
+    );
+}
+
+#[test]
+fn deferred_triggers_of_the_caller_fire_under_the_path_of_the_caller() {
+    let mut db = with(
+        "CREATE SCHEMA mine; CREATE TABLE mine.log (n int); CREATE TABLE mine.x (at timestamptz); CREATE TABLE mine.c (n int);
+         CREATE FUNCTION mine.later() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO log VALUES (NEW.n); RETURN NULL; END';
+         CREATE CONSTRAINT TRIGGER later AFTER INSERT ON mine.c DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION mine.later();
+         SELECT ttl_create_index('mine.x', 'at', 60); INSERT INTO mine.x VALUES ('2020-01-01')",
+    );
+    db.run("SET search_path = mine, public; BEGIN; INSERT INTO c VALUES (1)");
+    assert_eq!(db.get("SELECT ttl_runner('x')"), "1");
+    db.run("COMMIT");
+    assert_eq!(db.get("SELECT n FROM log"), "1");
+}
+
+#[test]
+fn a_schema_whose_name_contains_that_of_temporary_ones_is_none() {
+    let mut db = with(
+        "CREATE SCHEMA my_pg_temp; CREATE TABLE public.target (n int); CREATE TABLE t (at timestamptz); INSERT INTO t VALUES ('2020-01-01')",
+    );
+    let name = db.name.clone();
+    db.run(&format!("ALTER DATABASE {name} SET search_path = my_pg_temp, public"));
+    db.run(
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO target VALUES (1); RETURN OLD; END';
+         CREATE TRIGGER note BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION note(); SELECT ttl_create_index('t', 'at', 60);
+         CREATE TEMP TABLE target (n int); SELECT ttl_runner('t')",
+    );
+    assert_eq!(db.get("SELECT count(*) FROM public.target"), "1");
+}

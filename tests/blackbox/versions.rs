@@ -255,14 +255,11 @@ fn the_extension_can_come_and_go_beside_queries() {
         .collect();
     for round in 0..8 {
         db.run("CREATE EXTENSION pg_ttl_index");
-        let hide = if round % 2 == 0 { ", hide_expired => true" } else { "" };
-        db.run(&format!("SELECT ttl_create_index('t', 'at', interval '1 day'{hide})"));
+        let touch = if round % 2 == 0 { "ttl_pause('t')" } else { "ttl_resume('t')" };
+        db.run(&format!("SELECT ttl_create_index('t', 'at', interval '1 day'), {touch}"));
         db.session("postgres").run("SELECT count(*) FROM t");
         db.run("ALTER SCHEMA public RENAME TO elsewhere; ALTER SCHEMA elsewhere RENAME TO public");
-        // Who plans a query while rows are hidden reads the catalog, so that this may have to wait, or give way.
-        while let Err(error) = db.try_get("DROP EXTENSION pg_ttl_index CASCADE") {
-            assert_eq!(error.code, "40P01", "{error:?}");
-        }
+        db.run("DROP EXTENSION pg_ttl_index");
     }
     is_over.store(true, Ordering::Relaxed);
     for user in users {
