@@ -173,13 +173,13 @@ impl Catalog {
         // is bound to it when that comes.
         let objects = format!(
             "UPDATE {schema}.ttl_binding b
-             SET archive_relid = present.archive, hook = present.hook, index_relid = present.index
-             FROM (SELECT (SELECT oid FROM pg_class WHERE oid = known.archive_relid), (SELECT oid FROM pg_proc WHERE oid = known.hook),
-                          coalesce(known.index_relid, {schema}.ttl_ready_index(known.relid, t.index_name, t.concurrently))
-                   FROM {schema}.ttl_binding known JOIN {schema}.ttl_index_table t ON t.id = known.rule_id
-                   WHERE t.id = $1) AS present (archive, hook, index)
-             WHERE b.rule_id = $1
-               AND (b.archive_relid, b.hook, b.index_relid) IS DISTINCT FROM (present.archive, present.hook, present.index)",
+             SET archive_relid = (SELECT oid FROM pg_class WHERE oid = b.archive_relid), hook = (SELECT oid FROM pg_proc WHERE oid = b.hook),
+                 index_relid = coalesce(b.index_relid, {schema}.ttl_ready_index(b.relid, t.index_name, t.concurrently))
+             FROM {schema}.ttl_index_table t
+             WHERE t.id = b.rule_id AND t.id = $1
+               AND (b.archive_relid IS NOT NULL AND NOT EXISTS (SELECT FROM pg_class WHERE oid = b.archive_relid)
+                    OR b.hook IS NOT NULL AND NOT EXISTS (SELECT FROM pg_proc WHERE oid = b.hook)
+                    OR b.index_relid IS NULL AND {schema}.ttl_ready_index(b.relid, t.index_name, t.concurrently) IS NOT NULL)",
             schema = self.schema
         );
         let names = format!(

@@ -140,6 +140,12 @@ impl Catalog {
             self.schema
         );
         let mut rules = self.rules_where(&condition, &[id.into()])?;
+        // Where a restore has several sessions, one may have made a trigger while another brought the rule, and neither saw the other.
+        for rule in rules.iter().flatten().filter(|rule| rule.was_restored && rule.hold.is_some()) {
+            if self.is_free(rule.id)? {
+                self.count_guards(rule.id, rule.relid)?;
+            }
+        }
         rules.retain(|rule| rule.as_ref().map_or_else(|broken| !broken.is_held, |rule| rule.hold.is_none()));
         for rule in rules.iter().flatten().filter(|rule| rule.was_restored) {
             // Somebody who is just changing the rule tells it himself, or the next pass does.

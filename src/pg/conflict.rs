@@ -110,10 +110,12 @@ impl Constraint {
             if index.is_null() {
                 return;
             }
-            if let Some(values) = self.values(index, completed(change.relation(), change.slot())) {
+            let slot = completed(change.relation(), change.slot());
+            if let Some(values) = self.values(index, slot) {
                 let mut keys = self.scan_keys(&values);
                 while !self.scan(index, change, &values, &mut keys, judge) {}
             }
+            drop_completed(slot, change.slot());
             pg_sys::RelationClose(index);
         }
     }
@@ -352,6 +354,17 @@ pub(super) unsafe fn completed(
     }
 }
 
+/// Frees what [`completed`] has made of a slot, if it is another.
+///
+/// # Safety
+/// Nobody uses it any more.
+pub(super) unsafe fn drop_completed(completed: *mut pg_sys::TupleTableSlot, original: *mut pg_sys::TupleTableSlot) {
+    if completed != original {
+        // SAFETY: as promised by the caller.
+        unsafe { pg_sys::ExecDropSingleTupleTableSlot(completed) };
+    }
+}
+
 /// A state of the executor in which expressions see the row of a slot.
 ///
 /// # Safety
@@ -394,6 +407,16 @@ impl Existing {
     /// The relation is open, and the slot has a row of it.
     pub(super) unsafe fn new(relation: pg_sys::Relation, slot: *mut pg_sys::TupleTableSlot) -> Self {
         Self { relation, slot }
+    }
+
+    /// Whether this version of the row was written by the transaction at hand.
+    pub(super) fn is_of_this_transaction(&self) -> bool {
+        let (attribute, mut is_null) = (pg_sys::MinTransactionIdAttributeNumber, false);
+        // SAFETY: the slot has a row of a heap, which has the transaction that wrote it.
+        unsafe {
+            let writer = pg_sys::slot_getsysattr(self.slot, attribute, &mut is_null);
+            pg_sys::TransactionIdIsCurrentTransactionId(pg_sys::TransactionId::from(writer.value() as u32))
+        }
     }
 
     pub fn tid(&self) -> Tid {

@@ -38,7 +38,7 @@ static HOOKS: once_cell::sync::OnceCell<Hooks> = once_cell::sync::OnceCell::new(
 
 /// A statement that changes rows. After an error it means nothing, because its subtransaction is over.
 struct Running {
-    transaction: i64,
+    transaction: u32,
     subtransaction: pg_sys::SubTransactionId,
     has_conflict_clause: bool,
     does_nothing_on_conflict: bool,
@@ -147,11 +147,22 @@ pub fn has_conflict_clause() -> bool {
 }
 
 /// What the statement that is running is told apart by: its instant, its transaction, and what that has done before.
-pub fn statement() -> (i64, i64, pg_sys::CommandId) {
+pub fn statement() -> (i64, u32, pg_sys::CommandId) {
     // SAFETY: reads the state of the transaction.
     unsafe {
         let command = pg_sys::GetCurrentCommandId(false);
-        (pg_sys::GetCurrentStatementStartTimestamp(), pg_sys::GetCurrentTransactionStartTimestamp(), command)
+        (pg_sys::GetCurrentStatementStartTimestamp(), transaction(), command)
+    }
+}
+
+/// The number of the transaction in this process. Its instant does not tell: a message of a client can have several.
+fn transaction() -> u32 {
+    // SAFETY: a process has an entry from its start to its end.
+    unsafe {
+        #[cfg(not(any(feature = "pg17", feature = "pg18")))]
+        return (*pg_sys::MyProc).lxid;
+        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        return (*pg_sys::MyProc).vxid.lxid;
     }
 }
 
@@ -164,9 +175,9 @@ fn with_present<T>(ask: impl FnOnce(&mut Running) -> T) -> Option<T> {
     })
 }
 
-fn place() -> (i64, pg_sys::SubTransactionId) {
+fn place() -> (u32, pg_sys::SubTransactionId) {
     // SAFETY: reads the state of the transaction.
-    unsafe { (pg_sys::GetCurrentTransactionStartTimestamp(), pg_sys::GetCurrentSubTransactionId()) }
+    (transaction(), unsafe { pg_sys::GetCurrentSubTransactionId() })
 }
 
 unsafe extern "C-unwind" {

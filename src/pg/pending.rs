@@ -41,14 +41,16 @@ impl PendingRow {
         // SAFETY: the relation is open, and the slot has a row of it.
         unsafe {
             let own = self.slot(&relation);
-            let judged = judge(&Existing::new(relation.0, conflict::completed(relation.0, own)));
+            let completed = conflict::completed(relation.0, own);
+            let judged = judge(&Existing::new(relation.0, completed));
+            conflict::drop_completed(completed, own);
             pg_sys::ExecDropSingleTupleTableSlot(own);
             judged
         }
     }
 
-    /// Whether a row that collides with this one is there, or this one itself, and `judge` says yes to it; `None` if the constraint
-    /// does not concern it. Waits for nobody.
+    /// Whether a row that collides with this one is there, and `judge` says yes to it; or whether the transaction at hand has written
+    /// such a row, whatever has become of it. `None` if the constraint does not concern it. Waits for nobody.
     pub fn meets_another(&self, constraint: &Constraint, judge: impl Fn(&Existing) -> bool) -> Option<bool> {
         let relation = Relation::open(self.relid);
         // SAFETY: relation and index are open, and the slots have rows of the relation. What an error leaves behind is released
@@ -56,22 +58,29 @@ impl PendingRow {
         unsafe {
             let index = pg_sys::index_open(constraint.index, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
             let own = self.slot(&relation);
-            let values = constraint.values(index, conflict::completed(relation.0, own));
+            let completed = conflict::completed(relation.0, own);
+            let values = constraint.values(index, completed);
             let is_met = values.map(|values| {
-                let (mut keys, forward) = (constraint.scan_keys(&values), pg_sys::ScanDirection::ForwardScanDirection);
-                // Sees what others have committed, and all that this transaction has done, this command included.
-                let scan = begin_scan(relation.0, index, &raw mut pg_sys::SnapshotSelfData, keys.len() as i32);
-                pg_sys::index_rescan(scan, keys.as_mut_ptr(), keys.len() as i32, ptr::null_mut(), 0);
-                let slot = pg_sys::table_slot_create(relation.0, ptr::null_mut());
-                let mut is_met = false;
-                while !is_met && pg_sys::index_getnext_slot(scan, forward, slot) {
-                    let is_equal = !(*scan).xs_recheck || constraint.collides(index, slot, &values);
-                    is_met = is_equal && judge(&Existing::new(relation.0, slot));
-                }
-                pg_sys::index_endscan(scan);
-                pg_sys::ExecDropSingleTupleTableSlot(slot);
-                is_met
+                let find = |snapshot, is_it: &dyn Fn(&Existing) -> bool| {
+                    let (mut keys, forward) =
+                        (constraint.scan_keys(&values), pg_sys::ScanDirection::ForwardScanDirection);
+                    let scan = begin_scan(relation.0, index, snapshot, keys.len() as i32);
+                    pg_sys::index_rescan(scan, keys.as_mut_ptr(), keys.len() as i32, ptr::null_mut(), 0);
+                    let slot = pg_sys::table_slot_create(relation.0, ptr::null_mut());
+                    let mut is_found = false;
+                    while !is_found && pg_sys::index_getnext_slot(scan, forward, slot) {
+                        let is_equal = !(*scan).xs_recheck || constraint.collides(index, slot, &values);
+                        is_found = is_equal && is_it(&Existing::new(relation.0, slot));
+                    }
+                    pg_sys::index_endscan(scan);
+                    pg_sys::ExecDropSingleTupleTableSlot(slot);
+                    is_found
+                };
+                // The first sees what others have committed, and all that this transaction has done, this command included.
+                find(&raw mut pg_sys::SnapshotSelfData, &judge)
+                    || find(&raw mut pg_sys::SnapshotAnyData, &|row| row.is_of_this_transaction() && judge(row))
             });
+            conflict::drop_completed(completed, own);
             pg_sys::ExecDropSingleTupleTableSlot(own);
             pg_sys::index_close(index, pg_sys::NoLock as pg_sys::LOCKMODE);
             is_met

@@ -3,7 +3,7 @@
 use super::citus;
 use super::expression::{Purpose, Relation, analyze, elements};
 use super::reference;
-use super::trust::{Whose, has_volatile_conditions, is_harmless, query_may_tell};
+use super::trust::{Whose, has_observable_conditions, is_harmless, is_observable, query_may_tell};
 use crate::error::TtlError;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
@@ -285,7 +285,7 @@ impl Walk {
                 let top = self.top;
                 let may_tell = *self.may_tell.get_or_insert_with(|| query_may_tell(top, true));
                 add(query, &conditions, may_tell);
-                if query != top && may_tell && has_volatile_conditions(top) {
+                if query != top && may_tell && has_observable_conditions(top) {
                     fence(query);
                 }
             }
@@ -378,7 +378,7 @@ unsafe fn add(query: *mut pg_sys::Query, conditions: &[(i32, Rc<Condition>)], ma
             let entry = &mut *cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
             entry.securityQuals = pg_sys::lcons(condition.for_relation(*index), entry.securityQuals);
         }
-        guard((*query).jointree.cast(), conditions);
+        guard((*query).jointree.cast(), query, conditions);
     }
 }
 
@@ -396,32 +396,52 @@ unsafe fn fence(query: *mut pg_sys::Query) {
     }
 }
 
-/// Has volatile functions in a join tree be called for visible rows alone. PostgreSQL takes one that is given nothing of a row for
-/// leakproof, and may call it before it looks at `securityQuals`: how often it is called would tell of hidden rows. Returns the
-/// relations below the node.
+/// A relation below a part of a join tree, and whether an outer join may put NULLs into the place of its rows.
+struct Below {
+    index: i32,
+    is_nullable: bool,
+}
+
+/// Has functions in a join tree that somebody could see being called be called for visible rows alone. PostgreSQL takes one that is
+/// given nothing of a row for leakproof, and may call it before it looks at `securityQuals`: how often it is called would tell of hidden
+/// rows. Returns the relations below the node.
 ///
 /// # Safety
-/// `node` is null or part of a join tree.
-unsafe fn guard(node: *mut pg_sys::Node, conditions: &[(i32, Rc<Condition>)]) -> Vec<i32> {
+/// `node` is null or part of the join tree of the query.
+unsafe fn guard(node: *mut pg_sys::Node, query: *mut pg_sys::Query, conditions: &[(i32, Rc<Condition>)]) -> Vec<Below> {
     // SAFETY: the casts follow the node's tag.
     unsafe {
         if node.is_null() {
             return Vec::new();
         }
         match (*node).type_ {
-            pg_sys::NodeTag::T_RangeTblRef => vec![(*node.cast::<pg_sys::RangeTblRef>()).rtindex],
+            pg_sys::NodeTag::T_RangeTblRef => {
+                vec![Below { index: (*node.cast::<pg_sys::RangeTblRef>()).rtindex, is_nullable: false }]
+            }
             pg_sys::NodeTag::T_FromExpr => {
                 let from = &mut *node.cast::<pg_sys::FromExpr>();
                 let parts = elements(from.fromlist).iter();
-                let below: Vec<i32> = parts.flat_map(|cell| guard(cell.ptr_value.cast(), conditions)).collect();
-                from.quals = guarded(from.quals, &below, conditions);
+                let mut below: Vec<_> =
+                    parts.flat_map(|cell| guard(cell.ptr_value.cast(), query, conditions)).collect();
+                // The target of a MERGE is joined later, by these conditions.
+                if (*query).commandType == pg_sys::CmdType::CMD_MERGE && node == (*query).jointree.cast() {
+                    below.push(Below { index: (*query).resultRelation, is_nullable: false });
+                }
+                from.quals = guarded(from.quals, &below, query, conditions);
                 below
             }
             pg_sys::NodeTag::T_JoinExpr => {
                 let join = &mut *node.cast::<pg_sys::JoinExpr>();
-                let mut below = guard(join.larg, conditions);
-                below.extend(guard(join.rarg, conditions));
-                join.quals = guarded(join.quals, &below, conditions);
+                let (mut below, mut right) = (guard(join.larg, query, conditions), guard(join.rarg, query, conditions));
+                let (left_count, kind) = (below.len(), join.jointype);
+                below.append(&mut right);
+                join.quals = guarded(join.quals, &below, query, conditions);
+                let is_full = kind == pg_sys::JoinType::JOIN_FULL;
+                for (place, relation) in below.iter_mut().enumerate() {
+                    let by =
+                        if place < left_count { pg_sys::JoinType::JOIN_RIGHT } else { pg_sys::JoinType::JOIN_LEFT };
+                    relation.is_nullable |= is_full || kind == by;
+                }
                 below
             }
             _ => Vec::new(),
@@ -429,29 +449,41 @@ unsafe fn guard(node: *mut pg_sys::Node, conditions: &[(i32, Rc<Condition>)]) ->
     }
 }
 
-/// `CASE WHEN hidden THEN false ELSE clause END` for each clause that calls a volatile function, about the relations that it is about. One
-/// that is about none is called for each row of the join that it stands in, when hidden rows are out already, unless there is no join.
-/// A row that an outer join makes up is not hidden.
+/// `CASE WHEN hidden THEN false ELSE clause END` for each such clause, about the relations that it is about. One that is about none is
+/// called for each row of the join that it stands in, when hidden rows are out already, unless there is nothing to join with. Nor is
+/// there a need where an outer join may have made up the row: that comes after the scan.
 ///
 /// # Safety
-/// `quals` is null or a condition in a join tree, on the relations below it.
-unsafe fn guarded(quals: *mut pg_sys::Node, below: &[i32], conditions: &[(i32, Rc<Condition>)]) -> *mut pg_sys::Node {
-    // SAFETY: makes nodes of the clauses of a condition.
+/// `quals` is null or a condition in the join tree of the query, on the relations below it.
+unsafe fn guarded(
+    quals: *mut pg_sys::Node,
+    below: &[Below],
+    query: *mut pg_sys::Query,
+    conditions: &[(i32, Rc<Condition>)],
+) -> *mut pg_sys::Node {
+    // SAFETY: makes nodes of the clauses of a condition; relations have their places in the range table.
     unsafe {
-        if quals.is_null() || !pg_sys::contain_volatile_functions(quals) {
+        if quals.is_null() || !is_observable(quals) {
             return quals;
         }
+        let is_table = |relation: &&Below| {
+            let cell = &elements((*query).rtable)[relation.index as usize - 1];
+            (*cell.ptr_value.cast::<pg_sys::RangeTblEntry>()).rtekind == pg_sys::RTEKind::RTE_RELATION
+        };
+        let is_alone = below.iter().filter(is_table).count() == 1;
         let mut all = ptr::null_mut();
         for cell in elements(pg_sys::make_ands_implicit(quals.cast())) {
             let mut clause: *mut pg_sys::Node = cell.ptr_value.cast();
-            if pg_sys::contain_volatile_functions(clause) {
+            if is_observable(clause) {
                 let about = pg_sys::pull_varnos(ptr::null_mut(), clause);
                 // A column of a join by its alias may be one of any relation below.
-                let are_named = below.iter().filter(|index| pg_sys::bms_is_member(**index, about)).count();
+                let are_named = below.iter().filter(|relation| pg_sys::bms_is_member(relation.index, about)).count();
                 let is_by_alias = pg_sys::bms_num_members(about) as usize > are_named;
-                for (index, condition) in conditions.iter().filter(|(index, _)| below.contains(index)) {
-                    let is_alone = about.is_null() && below.len() == 1;
-                    if is_alone || is_by_alias || pg_sys::bms_is_member(*index, about) {
+                for (index, condition) in conditions {
+                    let is_certain = below.iter().any(|relation| relation.index == *index && !relation.is_nullable);
+                    let is_concerned =
+                        (about.is_null() && is_alone) || is_by_alias || pg_sys::bms_is_member(*index, about);
+                    if is_certain && is_concerned {
                         clause = unless_hidden(condition.for_relation(*index).cast(), clause);
                     }
                 }

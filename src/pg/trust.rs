@@ -194,25 +194,64 @@ pub unsafe fn query_may_tell(query: *mut pg_sys::Query, is_top: bool) -> bool {
     }
 }
 
-/// Whether a volatile function stands in a condition of a query or of one in its FROM or WITH: PostgreSQL calls it for each row, and
-/// when is its own choice.
+/// Whether somebody could see how often an expression is evaluated: if it calls a volatile function, or one of a user that PostgreSQL
+/// does not evaluate beforehand.
+///
+/// # Safety
+/// `node` is null or an analyzed expression or join tree.
+pub unsafe fn is_observable(node: *mut pg_sys::Node) -> bool {
+    // SAFETY: as promised by the caller.
+    unsafe { calls_observable(node, ptr::null_mut()) }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn calls_observable(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
+    // SAFETY: `node` is null or part of an analyzed expression.
+    unsafe {
+        if node.is_null() {
+            return false;
+        }
+        if (*node).type_ == pg_sys::NodeTag::T_Query {
+            return pg_sys::query_tree_walker(node.cast(), Some(calls_observable), state, 0);
+        }
+        pg_sys::check_functions_in_node(node, Some(function_is_observable), state)
+            || (*node).type_ == pg_sys::NodeTag::T_NextValueExpr
+            || pg_sys::expression_tree_walker(node, Some(calls_observable), state)
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn function_is_observable(function: pg_sys::Oid, _state: *mut c_void) -> bool {
+    // SAFETY: looks into the catalog caches.
+    let volatility = unsafe { pg_sys::func_volatile(function) } as u8;
+    let is_of_user = function.to_u32() >= pg_sys::FirstNormalObjectId;
+    volatility == pg_sys::PROVOLATILE_VOLATILE || (is_of_user && volatility == pg_sys::PROVOLATILE_STABLE)
+}
+
+/// Whether such a function stands in a condition of a query or of one inside it: PostgreSQL calls it for each row, and when is its own
+/// choice.
 ///
 /// # Safety
 /// `query` is valid.
-pub unsafe fn has_volatile_conditions(query: *mut pg_sys::Query) -> bool {
-    // SAFETY: as promised by the caller; the casts follow the kind of the entry or the node's tag.
+pub unsafe fn has_observable_conditions(query: *mut pg_sys::Query) -> bool {
+    // SAFETY: as promised by the caller.
+    unsafe { find_observable_condition(query.cast(), ptr::null_mut()) }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn find_observable_condition(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
+    // SAFETY: null, a query, or part of one; the cast follows the node's tag.
     unsafe {
-        pg_sys::contain_volatile_functions((*query).jointree.cast())
-            || elements((*query).rtable).iter().any(|cell| {
-                let entry = &*cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
-                entry.rtekind == pg_sys::RTEKind::RTE_SUBQUERY
-                    && !entry.subquery.is_null()
-                    && has_volatile_conditions(entry.subquery)
-            })
-            || elements((*query).cteList).iter().any(|cell| {
-                let query = (*cell.ptr_value.cast::<pg_sys::CommonTableExpr>()).ctequery;
-                (*query).type_ == pg_sys::NodeTag::T_Query && has_volatile_conditions(query.cast())
-            })
+        if node.is_null() {
+            return false;
+        }
+        if (*node).type_ == pg_sys::NodeTag::T_Query {
+            let query = node.cast::<pg_sys::Query>();
+            return is_observable((*query).jointree.cast())
+                || is_observable((*query).havingQual)
+                || pg_sys::query_tree_walker(query, Some(find_observable_condition), state, 0);
+        }
+        pg_sys::expression_tree_walker(node, Some(find_observable_condition), state)
     }
 }
 
@@ -248,7 +287,7 @@ unsafe extern "C-unwind" fn may_tell(node: *mut pg_sys::Node, state: *mut c_void
             | pg_sys::NodeTag::T_CurrentOfExpr => false,
             pg_sys::NodeTag::T_SubLink => true,
             // What is not given anything of a row cannot tell of it, unless it is called for each.
-            _ if !has_vars(node, ptr::null_mut()) => return pg_sys::contain_volatile_functions(node),
+            _ if !has_vars(node, ptr::null_mut()) => return is_observable(node),
             _ => true,
         };
         tells || pg_sys::expression_tree_walker(node, Some(may_tell), state)

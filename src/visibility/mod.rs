@@ -79,6 +79,14 @@ fn passes_over_rows(relids: &[Oid]) -> bool {
     relids.iter().filter_map(|relid| hidden.tables.get(relid)).any(|table| !looks(table))
 }
 
+/// Whether a row of a relation is not hidden, by all its rules.
+fn is_visible(relid: Oid, existing: &conflict::Existing) -> bool {
+    let hidden = hidden();
+    let Some(table) = hidden.tables.get(&relid) else { return true };
+    let condition = table.condition(relid);
+    identity::sandboxed_as(table.owner, || existing.meets(&condition))
+}
+
 /// Looks again at live rows because of which a statement did nothing: had one expired by then, its write would be lost.
 fn recheck(conflicts: &[(Oid, Tid)]) {
     let hidden = hidden();

@@ -52,7 +52,7 @@ enum Way {
 const ROWS_AT_A_TIME: u32 = 100;
 
 /// For how many more rows of a statement nothing in a table has expired.
-type Clear = (Oid, (i64, i64, u32), u32);
+type Clear = (Oid, (i64, u32, u32), u32);
 
 thread_local! {
     static CLEAR: Cell<Option<Clear>> = const { Cell::new(None) };
@@ -173,6 +173,9 @@ impl Room {
     fn settle(&self, constraint: &Constraint, existing: &Existing, has_conflict: &mut bool) -> Result<Next, TtlError> {
         let outcome = if self.has_expired(existing) {
             self.remove(constraint, existing)?
+        } else if !super::is_visible(self.relid, existing) {
+            // Another rule hides it, and another trigger sees to it.
+            Outcome::Done
         } else if executor::note_conflict(self.relid, existing.tid()) || !constraint.is_immediate {
             *has_conflict = true;
             Outcome::Done

@@ -173,6 +173,7 @@ fn how_often_a_function_is_called_does_not_tell_of_hidden_rows() {
          INSERT INTO t SELECT i, 'secret' || i, '2020-01-01' FROM generate_series(1, 5) i;
          INSERT INTO t SELECT i, 'live', now() + interval '1 hour' FROM generate_series(101, 2000) i;
          CREATE VIEW w AS SELECT * FROM t; ANALYZE t; SELECT ttl_create_index('t', 'at', 0, hide_expired => true);
+         CREATE FUNCTION steady() RETURNS boolean STABLE COST 0.0001 LANGUAGE plpgsql AS 'BEGIN RAISE NOTICE ''called''; RETURN true; END';
          CREATE FUNCTION tell() RETURNS boolean VOLATILE COST 0.0001 LANGUAGE plpgsql AS 'BEGIN RAISE NOTICE ''called''; RETURN true; END'",
     );
     for method in ["enable_seqscan = off", "enable_indexscan = off", "enable_seqscan = on"] {
@@ -188,6 +189,12 @@ fn how_often_a_function_is_called_does_not_tell_of_hidden_rows() {
             "UPDATE t SET v = 'x' WHERE k = 3 AND tell()",
             "DELETE FROM t WHERE k = 3 AND tell()",
             "SELECT * FROM one JOIN t ON k = 3 AND tell()",
+            "SELECT k FROM t WHERE k = 3 AND (v > 'zzz' OR steady())",
+            "SELECT k FROM t, (SELECT 1) s WHERE k = 3 AND tell()",
+            "SELECT k FROM t CROSS JOIN (VALUES (1)) s WHERE k = 3 AND tell()",
+            "SELECT NULL WHERE (SELECT count(*) FROM w WHERE k = 3 AND tell()) > 5",
+            "DELETE FROM t USING (SELECT 1) s WHERE k = 3 AND tell()",
+            "MERGE INTO t USING one ON k = 3 AND (k > 1000 OR tell()) WHEN MATCHED THEN DO NOTHING",
         ] {
             // As often as for a key that no row has.
             let [hidden, missing] = ["3", "99"].map(|key| {
@@ -230,6 +237,16 @@ fn volatile_conditions_mean_what_they_mean_without_hidden_rows() {
         });
         assert_eq!(hidden, deleted, "{query}");
     }
+    db.run(
+        "CREATE TABLE x (id int, a timestamptz, b timestamptz);
+         INSERT INTO x VALUES (1, now() + interval '1 day', NULL), (2, NULL, now() - interval '1 hour'), (3, NULL, NULL);
+         SELECT ttl_create_index('x', 'coalesce(a, b, ''2000-01-01 00:00:00+00''::timestamptz)', 0, hide_expired => true, index_method => 'none')",
+    );
+    assert_eq!(
+        db.get("SELECT l.id, x.id FROM (VALUES (1), (2), (5)) l (id) LEFT JOIN x USING (id) WHERE random() >= 0 AND (x.id IS NULL OR x.id > 0 OR random() < 0) ORDER BY 1"),
+        "1|1\n2|\n5|",
+        "a row that an outer join makes up is not hidden"
+    );
     for change in [
         "UPDATE $ SET v = 'x' FROM a LEFT JOIN b ON (a.id = b.id AND random() < 0) WHERE a.id = $.id RETURNING 1",
         "DELETE FROM a USING a x LEFT JOIN b ON (x.id = b.id AND random() < 0) LEFT JOIN $ t ON t.id = x.id WHERE a.id = x.id AND t.id IS NULL RETURNING 1",

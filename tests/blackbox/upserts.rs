@@ -197,6 +197,44 @@ fn expired_rows_of_the_same_statement_lose_no_write() {
 }
 
 #[test]
+fn innocent_upserts_neither_fail_nor_warn() {
+    let mut db = with(
+        "CREATE TABLE two (id int PRIMARY KEY, e timestamptz, f timestamptz);
+         CREATE TABLE latest (k int PRIMARY KEY, account int, at timestamptz);
+         CREATE FUNCTION keep_latest() RETURNS trigger LANGUAGE plpgsql AS
+             'BEGIN DELETE FROM public.latest WHERE account = NEW.account AND k <> NEW.k; RETURN NEW; END';
+         CREATE TRIGGER keep_latest BEFORE INSERT ON latest FOR EACH ROW EXECUTE FUNCTION keep_latest();
+         CREATE TABLE g (id int PRIMARY KEY, v int GENERATED ALWAYS AS (id * 2) STORED, at timestamptz);
+         SELECT ttl_create_index('two', 'e', 0, hide_expired => true), ttl_create_index('two', 'f', 0, hide_expired => true),
+                ttl_create_index('latest', 'at', 0, hide_expired => true), ttl_create_index('g', 'at', 0, hide_expired => true);
+         INSERT INTO two VALUES (1, now() - interval '1 hour', NULL), (2, NULL, now() - interval '1 hour')",
+    );
+    db.run("INSERT INTO two VALUES (1, NULL, NULL), (2, NULL, NULL) ON CONFLICT DO NOTHING");
+    assert_eq!(db.get("SELECT count(*) FROM two"), "2");
+    db.run("INSERT INTO latest VALUES (3, 9, now() + interval '1 day')");
+    db.run("INSERT INTO latest VALUES (1, 1, now() + interval '1 day'), (2, 1, now() + interval '1 day'), (3, 9, now() + interval '1 day') ON CONFLICT DO NOTHING");
+    assert_eq!(db.get("SELECT string_agg(k::text, ',' ORDER BY k) FROM latest"), "2,3");
+    db.notices();
+    db.run("INSERT INTO g (id, at) VALUES (2, now() - interval '1 day'); INSERT INTO g (id, at) VALUES (3, now() + interval '1 day')");
+    db.run("INSERT INTO g (id, at) VALUES (2, now() + interval '1 day') ON CONFLICT DO NOTHING; UPDATE g SET id = 5 WHERE id = 3");
+    assert_eq!(db.notices(), Vec::<String>::new());
+}
+
+#[test]
+fn transactions_in_one_message_are_told_apart() {
+    let mut db = table();
+    db.run("CREATE FUNCTION zz() RETURNS int LANGUAGE plpgsql AS 'BEGIN RETURN 1; END'; UPDATE t SET at = '2020-01-01' WHERE id = 1");
+    for _ in 0..3 {
+        let mut session = db.session("postgres");
+        session.run(
+            "BEGIN; DO $$ BEGIN INSERT INTO t VALUES (NULL, now(), 'x') ON CONFLICT DO NOTHING; EXCEPTION WHEN OTHERS THEN NULL; END $$; COMMIT;
+             BEGIN; SELECT zz(); SAVEPOINT a; COPY t FROM PROGRAM 'echo 10000,2030-01-01,x' WITH (FORMAT csv); ROLLBACK",
+        );
+        session.run("SELECT 1");
+    }
+}
+
+#[test]
 fn keys_behind_generated_columns_and_late_triggers_lose_no_write() {
     let mut db = with(
         "CREATE TABLE p (k int, kind text, g boolean GENERATED ALWAYS AS (kind = 'a') STORED, at timestamptz NOT NULL);
