@@ -369,13 +369,26 @@ unsafe fn add(query: *mut pg_sys::Query, conditions: &[(i32, Rc<Condition>)], ma
     unsafe {
         let is_plain = [pg_sys::CmdType::CMD_SELECT, pg_sys::CmdType::CMD_UPDATE, pg_sys::CmdType::CMD_DELETE]
             .contains(&(*query).commandType);
-        if is_plain && !may_tell {
+        let has_observable_policy = |index: i32| {
+            let cell = &elements((*query).rtable)[index as usize - 1];
+            let policies = (*cell.ptr_value.cast::<pg_sys::RangeTblEntry>()).securityQuals;
+            is_observable(policies.cast())
+        };
+        if is_plain && !may_tell && !conditions.iter().any(|(index, _)| has_observable_policy(*index)) {
             wrap((*query).jointree.cast(), conditions);
             return;
         }
         for (index, condition) in conditions {
             let cell = &elements((*query).rtable)[*index as usize - 1];
             let entry = &mut *cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
+            // Policies may call such functions, too.
+            for place in 0..elements(entry.securityQuals).len() {
+                let policy = (*entry.securityQuals).elements.add(place);
+                if is_observable((*policy).ptr_value.cast()) {
+                    let visible = condition.for_relation(*index).cast();
+                    (*policy).ptr_value = unless_hidden(visible, (*policy).ptr_value.cast()).cast();
+                }
+            }
             entry.securityQuals = pg_sys::lcons(condition.for_relation(*index), entry.securityQuals);
         }
         guard((*query).jointree.cast(), query, conditions);

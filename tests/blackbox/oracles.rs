@@ -213,6 +213,29 @@ fn how_often_a_function_is_called_does_not_tell_of_hidden_rows() {
 }
 
 #[test]
+fn a_policy_calls_nothing_for_hidden_rows() {
+    let mut db = with(
+        "CREATE TABLE t (k int PRIMARY KEY, at timestamptz NOT NULL); INSERT INTO t VALUES (3, '2020-01-01'), (4, now() + interval '1 hour');
+         CREATE FUNCTION tell() RETURNS boolean VOLATILE COST 0.0001 LANGUAGE plpgsql AS 'BEGIN RAISE NOTICE ''called''; RETURN true; END';
+         SELECT ttl_create_index('t', 'at', 0, hide_expired => true); ALTER TABLE t ENABLE ROW LEVEL SECURITY;
+         CREATE POLICY p ON t USING (k > 100 OR tell())",
+    );
+    let reader = db.role("reader");
+    db.run(&format!("GRANT SELECT, UPDATE ON t TO {reader}"));
+    let mut session = db.session(&reader);
+    for (query, rows, calls) in [
+        ("SELECT k FROM t WHERE k = 3", "", 0),
+        ("SELECT k FROM t WHERE k = 3 AND random() >= 0", "", 0),
+        ("SELECT k FROM t", "4", 1),
+        ("UPDATE t SET k = 5 WHERE k = 3 RETURNING k", "", 0),
+    ] {
+        session.notices();
+        assert_eq!(session.get(query), rows, "{query}");
+        assert_eq!(session.notices().len(), calls, "{query}");
+    }
+}
+
+#[test]
 fn volatile_conditions_mean_what_they_mean_without_hidden_rows() {
     let mut db = with(
         "CREATE TABLE a AS SELECT i AS id FROM generate_series(1, 20) i; CREATE TABLE b AS SELECT i AS id FROM generate_series(5, 25) i;
