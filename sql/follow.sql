@@ -14,6 +14,14 @@ CREATE TRIGGER ttl_tell_of_drop
     BEFORE DELETE ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_tell_of_drop();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_tell_of_drop;
 
+-- Everybody may write rules, for a restore; of those without rights here each passes the checks of a registration.
+CREATE TRIGGER ttl_take_in
+    BEFORE INSERT ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_take_in();
+ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_take_in;
+CREATE TRIGGER ttl_take_in
+    BEFORE INSERT ON ttl_worker_off FOR EACH ROW EXECUTE FUNCTION ttl_take_in();
+ALTER TABLE ttl_worker_off ENABLE ALWAYS TRIGGER ttl_take_in;
+
 CREATE TRIGGER ttl_bind
     AFTER INSERT OR UPDATE OF schema_name, table_name, column_name, soft_delete_column, filter_columns,
                               expression_columns, index_name, archive_to, on_expire

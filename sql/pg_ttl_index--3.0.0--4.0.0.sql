@@ -62,7 +62,7 @@ CREATE TABLE ttl_index_table (
     max_rows_per_run           bigint CHECK (max_rows_per_run > 0),
     -- Of a rule that an option purge_after has made: the rule that has it. No foreign key: a dump may bring it first.
     purges                     bigint,
-    index_name                 text,
+    index_name                 text CHECK (octet_length(index_name) BETWEEN 1 AND 63),
     index_created_by_extension boolean NOT NULL DEFAULT false,
     created_at                 timestamptz NOT NULL DEFAULT now(),
     updated_at                 timestamptz NOT NULL DEFAULT now(),
@@ -225,11 +225,11 @@ CREATE TABLE ttl_recovery (
     id bigint PRIMARY KEY
 );
 
-CREATE PROCEDURE ttl_sweep(table_name regclass DEFAULT NULL, max_rows bigint DEFAULT NULL, max_time interval DEFAULT NULL)
-    LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_sweep_wrapper';
-
 CREATE FUNCTION ttl_touch_row() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_touch_row';
 CREATE FUNCTION ttl_make_room() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_make_room';
+
+CREATE PROCEDURE ttl_sweep(table_name regclass DEFAULT NULL, max_rows bigint DEFAULT NULL, max_time interval DEFAULT NULL)
+    LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_sweep_wrapper';
 
 -- pg_ttl_index::api::follow::ttl_adopt
 CREATE  FUNCTION "ttl_adopt"() RETURNS VOID /* Result < (), ErrorReport > */
@@ -1007,6 +1007,12 @@ CREATE FUNCTION "ttl_count_version"()
 	LANGUAGE c
 	AS 'MODULE_PATHNAME', 'ttl_count_version_wrapper';
 
+-- pg_ttl_index::api::follow::ttl_take_in
+CREATE FUNCTION "ttl_take_in"()
+	RETURNS TRIGGER
+	LANGUAGE c
+	AS 'MODULE_PATHNAME', 'ttl_take_in_wrapper';
+
 -- pg_ttl_index::api::follow::ttl_tell_of_drop
 CREATE FUNCTION "ttl_tell_of_drop"()
 	RETURNS TRIGGER
@@ -1015,6 +1021,7 @@ CREATE FUNCTION "ttl_tell_of_drop"()
 
 --   catalog
 --   api::follow::ttl_bind
+--   api::follow::ttl_take_in
 --   api::follow::ttl_count_version
 --   api::follow::ttl_tell_of_drop
 
@@ -1033,6 +1040,14 @@ ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_count_version;
 CREATE TRIGGER ttl_tell_of_drop
     BEFORE DELETE ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_tell_of_drop();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_tell_of_drop;
+
+-- Everybody may write rules, for a restore; of those without rights here each passes the checks of a registration.
+CREATE TRIGGER ttl_take_in
+    BEFORE INSERT ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_take_in();
+ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_take_in;
+CREATE TRIGGER ttl_take_in
+    BEFORE INSERT ON ttl_worker_off FOR EACH ROW EXECUTE FUNCTION ttl_take_in();
+ALTER TABLE ttl_worker_off ENABLE ALWAYS TRIGGER ttl_take_in;
 
 CREATE TRIGGER ttl_bind
     AFTER INSERT OR UPDATE OF schema_name, table_name, column_name, soft_delete_column, filter_columns,
@@ -1056,7 +1071,7 @@ ALTER EVENT TRIGGER ttl_follow_drop ENABLE ALWAYS;
 -- Who may do what. The functions that register check ownership of the table themselves, so anyone may call them; the
 -- catalog is written through them alone.
 REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_start_worker(), ttl_stop_worker() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_bind(), ttl_adopt() FROM PUBLIC;
+REVOKE ALL ON FUNCTION ttl_bind(), ttl_take_in(), ttl_adopt() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_follow_ddl() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_hook(text)
@@ -1065,6 +1080,8 @@ REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, bool
 -- What was asked for is no secret, as the definitions of indexes and constraints are none: so everybody can dump it. How it goes is for
 -- those who may read the table, and for pg_monitor; what errors say, for the owner and pg_monitor.
 GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_history, ttl_progress TO PUBLIC;
+-- And restore it: see ttl_take_in.
+GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
 GRANT SELECT (id, rule_id, schema_name, table_name, column_name, trigger, started_at, finished_at, rows_removed, partitions_removed,
               batches, blocked_rows, locked_rows, wal_bytes, status, error_code) ON ttl_history_log TO PUBLIC;
 ALTER TABLE ttl_history_log ENABLE ROW LEVEL SECURITY;

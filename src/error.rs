@@ -156,6 +156,12 @@ pub enum TtlError {
     PurgeFilter(String),
     #[error("there is a TTL rule on column \"{0}\" already")]
     PurgeTaken(String),
+    #[error("the table does not exist")]
+    RestoredTableMissing,
+    #[error("there is a TTL rule on column \"{0}\"")]
+    RestoredTwice(String),
+    #[error("another TTL rule has its number, {0}, which its triggers go by")]
+    RestoredNumber(i64),
     #[error("the TTL rule on column \"{column}\" is there to purge for another")]
     IsPurge { column: String },
     #[error("ttl_sweep cannot run inside a transaction block")]
@@ -186,7 +192,7 @@ impl TtlError {
             Self::HiddenKey { .. } | Self::HiddenConflict => Code::ERRCODE_UNIQUE_VIOLATION,
             Self::NoCollation => Code::ERRCODE_INDETERMINATE_COLLATION,
             Self::ExpiredMeanwhile => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
-            Self::UnknownTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
+            Self::UnknownTable(_) | Self::RestoredTableMissing => Code::ERRCODE_UNDEFINED_TABLE,
             Self::UnknownFunction(_) => Code::ERRCODE_UNDEFINED_FUNCTION,
             Self::NotATable { .. } | Self::ArchiveKind { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
             Self::SystemTable(_)
@@ -233,7 +239,7 @@ impl TtlError {
             }
             Self::ArchiveRefused => Code::ERRCODE_TRIGGERED_ACTION_EXCEPTION,
             Self::HookArguments(_) => Code::ERRCODE_INVALID_FUNCTION_DEFINITION,
-            Self::PurgeTaken(_) => Code::ERRCODE_DUPLICATE_OBJECT,
+            Self::PurgeTaken(_) | Self::RestoredTwice(_) | Self::RestoredNumber(_) => Code::ERRCODE_DUPLICATE_OBJECT,
             Self::MarkIsGenerated(_) => Code::ERRCODE_GENERATED_ALWAYS,
             Self::AmbiguousRule { .. } => Code::ERRCODE_AMBIGUOUS_COLUMN,
             Self::NoClock(_) | Self::NotLoaded | Self::IsPurge { .. } | Self::Unserved(_) => {

@@ -25,7 +25,13 @@ extension_sql_file!("../sql/catalog.sql", name = "catalog", bootstrap);
 extension_sql_file!(
     "../sql/follow.sql",
     name = "follow",
-    requires = ["catalog", api::follow::ttl_bind, api::follow::ttl_count_version, api::follow::ttl_tell_of_drop]
+    requires = [
+        "catalog",
+        api::follow::ttl_bind,
+        api::follow::ttl_take_in,
+        api::follow::ttl_count_version,
+        api::follow::ttl_tell_of_drop
+    ]
 );
 extension_sql_file!(
     "../sql/summary.sql",

@@ -14,11 +14,13 @@ mod visible;
 
 pub use outcome::{Blocked, Outcome, Trigger};
 pub use probe::Probe;
+pub use restore::DumpedRule;
 pub use rules::{Definition, RuleIndex, StoredRule};
 pub use schema::Unserved;
 pub use sweepable::{Broken, Claim, Rule};
 
 use crate::error::TtlError;
+use crate::pg::transaction::{Failure, reading};
 use crate::pg::{access, citus, identity, spi};
 use crate::rule::{Expiry, Options, Source};
 use pgrx::pg_sys::Oid;
@@ -51,6 +53,27 @@ impl Catalog {
         }
     }
 
+    /// Reads the catalog on behalf of a query that has nothing to do with it, and holds no lock on it afterwards. Meanwhile the
+    /// extension may be dropped or moved: then it is read again.
+    pub fn read_for_query<T>(read: impl Fn() -> Result<T, TtlError>) -> Result<T, Failure> {
+        let place = || Ok::<_, TtlError>(Self::open_if_served()?.map(|catalog| (catalog.relid, catalog.schema)));
+        loop {
+            let before = place()?;
+            if before.is_none() {
+                return Ok(read()?);
+            }
+            let locked = || {
+                // DROP EXTENSION locks the tables in whatever order it finds them.
+                access::lock_for_reading(&schema::tables()?);
+                read()
+            };
+            match reading(locked) {
+                Err(_) if place()? != before => {}
+                result => return result,
+            }
+        }
+    }
+
     /// The relations that change when a catalog comes that is served, or goes.
     pub fn watched() -> Result<Vec<Oid>, TtlError> {
         schema::watched()
@@ -59,6 +82,11 @@ impl Catalog {
     /// When rows expire, by a value in them.
     pub fn expiry(&self, source: Source, value: String, options: &Options) -> Expiry {
         Expiry::new(source, value, options.expire_after, &options.time_zone, &self.schema)
+    }
+
+    /// Whether the current role has the rights of the owner of these tables.
+    pub fn is_callers(&self) -> bool {
+        access::is_member_of(self.owner)
     }
 
     /// One of our functions, qualified.

@@ -1,11 +1,33 @@
 //! Rules that came with a dump, and why they rest.
 
-use super::Catalog;
 use super::binding::Binding;
+use super::{Catalog, Definition};
 use crate::error::TtlError;
 use crate::pg::{board, memo, process, spi};
+use pgrx::heap_tuple::PgHeapTuple;
 use pgrx::prelude::*;
+use pgrx::{AllocatedByRust, JsonB};
+use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
+
+/// What is taken over of a rule's row in a dump besides its options. Statistics are not: only who owns the catalog may say that they
+/// are true.
+#[derive(Serialize, Deserialize)]
+pub struct DumpedRule {
+    pub id: i64,
+    pub schema_name: String,
+    pub table_name: String,
+    pub column_name: String,
+    pub active: bool,
+    pub guards: i32,
+    pub column_types: Option<Vec<String>>,
+    pub index_name: Option<String>,
+    pub index_created_by_extension: bool,
+    pub purges: Option<i64>,
+}
+
+/// How far ahead of the numbers of rules here the number of one in a dump may be, so that nobody can use them up.
+const NUMBERS_AHEAD: i64 = 1_000_000_000;
 
 /// What a row that was written into the catalog says of its place.
 struct Written {
@@ -49,6 +71,34 @@ impl Catalog {
         self.bind(id, Binding::Restored)?;
         process::at_commit(board::wake);
         self.forget_rule(id)
+    }
+
+    /// Writes a rule that a dump has and that was checked, under the number that its triggers go by.
+    pub fn insert_dumped(&self, rule: &DumpedRule, column: &str, definition: &Definition<'_>) -> Result<(), TtlError> {
+        #[derive(Serialize)]
+        struct Row<'a> {
+            #[serde(flatten)]
+            rule: &'a DumpedRule,
+            column_name: &'a str,
+            #[serde(flatten)]
+            definition: &'a Definition<'a>,
+        }
+        let is_free = format!(
+            "SELECT FROM {schema}.ttl_index_table_id_seq
+             WHERE $1 BETWEEN 1 AND last_value + {NUMBERS_AHEAD} AND NOT EXISTS (SELECT FROM {schema}.ttl_index_table WHERE id = $1)",
+            schema = self.schema
+        );
+        if self.with_rights(|| spi::query(&is_free, &[rule.id.into()], |_| Ok(())))?.is_empty() {
+            return Err(TtlError::RestoredNumber(rule.id));
+        }
+        self.insert_row(&Row { rule, column_name: column, definition }).map(|_| ())
+    }
+
+    /// A row of one of our tables as JSON, in the form that the options of a rule are read from.
+    pub fn row_as_json(&self, row: PgHeapTuple<'_, AllocatedByRust>) -> Result<JsonB, TtlError> {
+        let args = [row.into()];
+        let found = self.with_rights(|| spi::query("SELECT to_jsonb($1)", &args, |row| row.get(1)))?;
+        found.into_iter().flatten().next().ok_or(TtlError::Mismatch)
     }
 
     /// Has numbers of new rules go on behind that of one that was written with its own.
@@ -165,7 +215,8 @@ impl Catalog {
                       WHERE a.pid = b.held_by AND a.backend_start = b.held_since
                          OR a.application_name = 'pg_restore'
                             AND a.usesysid IN (SELECT r.oid FROM pg_roles r WHERE r.rolsuper
-                                               UNION SELECT d.datdba FROM pg_database d WHERE d.datname = current_database())
+                                               UNION SELECT d.datdba FROM pg_database d WHERE d.datname = current_database()
+                                               UNION SELECT c.relowner FROM pg_class c WHERE c.oid = b.relid)
                             AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database()))
                   THEN 'restore: under way'
                   WHEN (SELECT EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate <> 'r')) AND EXISTS ({COPIED})

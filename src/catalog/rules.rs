@@ -48,13 +48,11 @@ pub struct Definition<'a> {
 /// Whether a rule is on the column with the number `$2`, or, without one, on the expression `$3`.
 const ON_SUBJECT: &str = "CASE WHEN b.attnum IS NULL THEN $2 IS NULL AND t.column_name = $3 ELSE b.attnum = $2 END";
 
-impl Definition<'_> {
-    /// The columns, and what they are set to.
-    fn columns(&self) -> (String, JsonB) {
-        let values = serde_json::to_value(self).unwrap_or_default();
-        let names: Vec<_> = values.as_object().into_iter().flatten().map(|(name, _)| quote_identifier(name)).collect();
-        (names.join(", "), JsonB(values))
-    }
+/// The columns that a row has, and what they are set to.
+fn columns(row: &impl Serialize) -> (String, JsonB) {
+    let values = serde_json::to_value(row).unwrap_or_default();
+    let names: Vec<_> = values.as_object().into_iter().flatten().map(|(name, _)| quote_identifier(name)).collect();
+    (names.join(", "), JsonB(values))
 }
 
 impl Catalog {
@@ -106,17 +104,29 @@ impl Catalog {
         column: &str,
         definition: &Definition<'_>,
     ) -> Result<i64, TtlError> {
-        let (columns, values) = definition.columns();
-        let sql = format!(
-            "INSERT INTO {own}.ttl_index_table (schema_name, table_name, column_name, {columns})
-             SELECT $2, $3, $4, {columns} FROM jsonb_populate_record(NULL::{own}.ttl_index_table, $1) RETURNING id",
-            own = self.schema
-        );
-        let values = [values.into(), schema.into(), table.into(), column.into()];
-        let ids = self.with_rights(|| spi::query(&sql, &values, |row| Ok(row.get::<i64>(1)?.unwrap_or_default())))?;
-        let id = ids.into_iter().next().unwrap_or_default();
+        #[derive(Serialize)]
+        struct Row<'a> {
+            schema_name: &'a str,
+            table_name: &'a str,
+            column_name: &'a str,
+            #[serde(flatten)]
+            definition: &'a Definition<'a>,
+        }
+        let id = self.insert_row(&Row { schema_name: schema, table_name: table, column_name: column, definition })?;
         self.confirm(id)?;
         Ok(id)
+    }
+
+    /// Writes the row of a rule, by the names of its columns, and tells its number.
+    pub(super) fn insert_row(&self, row: &impl Serialize) -> Result<i64, TtlError> {
+        let (columns, values) = columns(row);
+        let sql = format!(
+            "INSERT INTO {own}.ttl_index_table ({columns})
+             SELECT {columns} FROM jsonb_populate_record(NULL::{own}.ttl_index_table, $1) RETURNING id",
+            own = self.schema
+        );
+        let ids = self.with_rights(|| spi::query(&sql, &[values.into()], |row| row.get(1)))?;
+        Ok(ids.into_iter().flatten().next().unwrap_or_default())
     }
 
     /// Binds a rule to what its names mean now, because somebody has said so.
@@ -127,7 +137,7 @@ impl Catalog {
 
     /// Redefines a rule. Statistics and a pause stay; a fault of the old definition is forgotten.
     pub fn update(&self, id: i64, definition: &Definition<'_>) -> Result<(), TtlError> {
-        let (columns, values) = definition.columns();
+        let (columns, values) = columns(definition);
         let sql = format!(
             "UPDATE {own}.ttl_index_table
              SET ({columns}) = (SELECT {columns} FROM jsonb_populate_record(NULL::{own}.ttl_index_table, $1)),

@@ -4,6 +4,20 @@ use crate::rule::instant::POSTGRES_EPOCH;
 use pgrx::pg_sys;
 use std::ffi::{CStr, CString};
 
+/// Locks relations as a query does, and waits for none while it holds another.
+pub fn lock_for_reading(relids: &[pg_sys::Oid]) {
+    let mode = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+    // SAFETY: takes and releases locks of this transaction; a relation may be gone.
+    unsafe {
+        let is_locked = |relid: &pg_sys::Oid| pg_sys::ConditionalLockRelationOid(*relid, mode);
+        while let Some(place) = relids.iter().position(|relid| !is_locked(relid)) {
+            relids[..place].iter().for_each(|relid| pg_sys::UnlockRelationOid(*relid, mode));
+            pg_sys::LockRelationOid(relids[place], mode);
+            pg_sys::UnlockRelationOid(relids[place], mode);
+        }
+    }
+}
+
 /// Keeps others from dropping, altering or registering `relid` until the end of the transaction; readers and
 /// writers go on.
 pub fn lock_against_ddl(relid: pg_sys::Oid) {

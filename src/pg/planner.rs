@@ -436,9 +436,13 @@ unsafe fn guard(node: *mut pg_sys::Node, query: *mut pg_sys::Query, conditions: 
                 let parts = elements(from.fromlist).iter();
                 let mut below: Vec<_> =
                     parts.flat_map(|cell| guard(cell.ptr_value.cast(), query, conditions)).collect();
-                // The target of a MERGE is joined later, by these conditions.
+                // The target of a MERGE is joined later, by its ON condition.
                 if (*query).commandType == pg_sys::CmdType::CMD_MERGE && node == (*query).jointree.cast() {
                     below.push(Below { index: (*query).resultRelation, is_nullable: false });
+                    #[cfg(any(feature = "pg17", feature = "pg18"))]
+                    {
+                        (*query).mergeJoinCondition = guarded((*query).mergeJoinCondition, &below, query, conditions);
+                    }
                 }
                 from.quals = guarded(from.quals, &below, query, conditions);
                 below

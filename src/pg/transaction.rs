@@ -127,6 +127,17 @@ impl Scope {
 
 /// Runs `work` in a subtransaction.
 pub fn subtransaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
+    in_subtransaction(true, work)
+}
+
+/// Runs `work`, which only reads, and keeps nothing of it but what it returns: no lock, above all. A parallel operation knows no
+/// subtransactions: there an error is raised, and locks stay.
+pub fn reading<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
+    // SAFETY: reads backend-local state.
+    if unsafe { pg_sys::IsInParallelMode() } { work().map_err(Failure::from) } else { in_subtransaction(false, work) }
+}
+
+fn in_subtransaction<T>(is_kept: bool, work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
     // SAFETY: the same protocol as PL/pgSQL's exception blocks: the memory context and resource owner of before are
     // put back when the subtransaction ends.
     unsafe {
@@ -135,12 +146,11 @@ pub fn subtransaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T
         pg_sys::BeginInternalSubTransaction(ptr::null());
         pg_sys::MemoryContextSwitchTo(context);
         let result = catch(work);
-        match result {
-            Ok(_) => pg_sys::ReleaseCurrentSubTransaction(),
-            Err(_) => {
-                pg_sys::RollbackAndReleaseCurrentSubTransaction();
-                identity::reset_users_path(has_users_path);
-            }
+        if is_kept && result.is_ok() {
+            pg_sys::ReleaseCurrentSubTransaction();
+        } else {
+            pg_sys::RollbackAndReleaseCurrentSubTransaction();
+            identity::reset_users_path(has_users_path);
         }
         pg_sys::MemoryContextSwitchTo(context);
         pg_sys::CurrentResourceOwner = owner;

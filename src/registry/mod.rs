@@ -1,7 +1,10 @@
 //! Puts rules onto tables: checks table, columns and filter, sees to the index, and writes the catalog.
 
 mod index;
+mod restored;
 mod table;
+
+pub use restored::restore;
 
 use crate::archive::Archive;
 use crate::catalog::{Catalog, Definition, Rule, RuleIndex, StoredRule};
@@ -10,7 +13,7 @@ use crate::pg::expression::{self, Checked, Purpose};
 use crate::pg::names::{Regclass, Regprocedure};
 use crate::pg::{access, board, identity, relation, spi, trust};
 use crate::row;
-use crate::rule::{Given, Mark, Options, PartitionAction, Source, Window};
+use crate::rule::{Expiry, Given, Mark, Options, PartitionAction, Source, Window};
 use crate::sweep::is_partition_key;
 use index::Conditions;
 use pgrx::pg_sys::Oid;
@@ -191,14 +194,21 @@ fn check_given_filter(relid: Oid, mut given: Given) -> Result<Given, TtlError> {
     Ok(given)
 }
 
-fn save(
+/// A rule that has passed every check but for its index.
+struct Accepted {
+    expiry: Expiry,
+    filter: Option<Checked>,
+    conditions: Conditions,
+}
+
+/// Checks a rule. `author` is the role whose words the filter is, and `id` the number of the rule if it has one.
+fn check(
     table: &Table,
     subject: &Subject,
     options: &Options,
-    stored: Option<&StoredRule>,
+    id: Option<i64>,
     author: Oid,
-    purges: Option<i64>,
-) -> Result<(), TtlError> {
+) -> Result<Accepted, TtlError> {
     let source = Source::of_type(subject.base_type, options.unit.as_deref())?
         .ok_or_else(|| TtlError::CannotExpire { column: subject.name.clone(), data_type: subject.data_type.clone() })?;
     source.check_range(access::unix_micros(), options.expire_after)?;
@@ -207,7 +217,7 @@ fn save(
     check_surroundings(table, options)?;
     let catalog = Catalog::open()?;
     if let Some(archive) = &options.archive_to {
-        Archive::check_end(&catalog, table_oid(archive)?, table.relid, stored.map(|stored| stored.id))?;
+        Archive::check_end(&catalog, table_oid(archive)?, table.relid, id)?;
     }
     let expiry = catalog.expiry(source, subject.sql.clone(), options);
     check_as_owner(table, &format!("{} IS NULL", expiry.compared()))?;
@@ -217,13 +227,18 @@ fn save(
     }
     let unmarked = options.soft_delete_column.as_deref().map(|mark| check_mark(table, subject, mark)).transpose()?;
     let conditions = Conditions { filter: filter.as_ref().map(|f| (f.sql.clone(), f.immutable)), unmarked };
+    Ok(Accepted { expiry, filter, conditions })
+}
 
-    let current = stored.and_then(|stored| stored.index.as_ref());
-    let index = index::ensure(table, subject, &expiry, options, &conditions, current, author)?;
-    if let Some(outdated) = current.filter(|current| !is_same(current, index.as_ref())) {
-        index::drop(table, outdated)?;
-    }
-    let definition = Definition {
+/// What the catalog keeps of a rule, but for its index.
+fn definition<'a>(
+    table: &Table,
+    subject: &Subject,
+    options: &'a Options,
+    filter: Option<Checked>,
+    purges: Option<i64>,
+) -> Result<Definition<'a>, TtlError> {
+    Ok(Definition {
         options,
         filter_columns: filter.map_or(Ok(Vec::new()), |filter| table.column_names(&filter.attnums))?,
         expression_columns: match subject.attnum {
@@ -231,9 +246,32 @@ fn save(
             None => Some(table.column_names(&subject.uses)?),
         },
         expression_type: subject.attnum.is_none().then(|| subject.data_type.clone()),
+        index_name: None,
+        index_created_by_extension: false,
+        purges,
+    })
+}
+
+fn save(
+    table: &Table,
+    subject: &Subject,
+    options: &Options,
+    stored: Option<&StoredRule>,
+    author: Oid,
+    purges: Option<i64>,
+) -> Result<(), TtlError> {
+    let catalog = Catalog::open()?;
+    let Accepted { expiry, filter, conditions } =
+        check(table, subject, options, stored.map(|stored| stored.id), author)?;
+    let current = stored.and_then(|stored| stored.index.as_ref());
+    let index = index::ensure(table, subject, &expiry, options, &conditions, current, author)?;
+    if let Some(outdated) = current.filter(|current| !is_same(current, index.as_ref())) {
+        index::drop(table, outdated)?;
+    }
+    let definition = Definition {
         index_name: index.as_ref().map(|index| index.name.as_str()),
         index_created_by_extension: index.as_ref().is_some_and(|index| index.made_by_us),
-        purges,
+        ..definition(table, subject, options, filter, purges)?
     };
     // Before there is a number for a new rule, which one of them may have.
     for function in [MAKE_ROOM, TOUCH] {

@@ -129,11 +129,20 @@ impl Table {
             }),
             Err(unknown) if expression::is_name(text) => Err(unknown),
             // Reading an expression runs code. One that a rule has may be the words of the table's owner.
-            Err(_) if Catalog::open()?.find(self.relid, None, text)?.is_some() => {
-                let stored = || expression::check_stored(self.relid, text, Purpose::Value);
-                self.expression(identity::sandboxed_as(self.owner, stored)?)
-            }
+            Err(_) if Catalog::open()?.find(self.relid, None, text)?.is_some() => self.stored_subject(text, self.owner),
             Err(_) => self.expression(expression::check_given(self.relid, text, Purpose::Value)?),
+        }
+    }
+
+    /// What a rule in a dump goes by. The dump has expressions in their canonical form.
+    pub fn stored_subject(&self, text: &str, author: Oid) -> Result<Subject, TtlError> {
+        match self.column(text) {
+            Ok(_) => self.subject(text),
+            Err(unknown) if expression::is_name(text) => Err(unknown),
+            Err(_) => {
+                let stored = || expression::check_stored(self.relid, text, Purpose::Value);
+                self.expression(identity::sandboxed_as(author, stored)?)
+            }
         }
     }
 

@@ -139,8 +139,8 @@ fn hidden() -> Rc<Hidden> {
     HIDDEN.with(|memo| match memo.get(&()) {
         Some(hidden) => hidden,
         None => {
-            let loaded = memo.remember(&(), || spi::with_latest_snapshot(load));
-            loaded.unwrap_or_else(|error| Failure::from(error).raise())
+            let loaded = memo.remember(&(), || Catalog::read_for_query(|| spi::with_latest_snapshot(load)));
+            loaded.unwrap_or_else(|failure| failure.raise())
         }
     })
 }

@@ -249,3 +249,128 @@ fn triggers_whose_rule_is_gone_do_nothing_and_go_with_the_next_registration() {
     target.run("SELECT ttl_create_index('t', 'at', interval '10 years')");
     assert_eq!(target.get(triggers), "0");
 }
+
+/// A database with rules of a role that is no superuser, and an empty one that this role may restore it into.
+fn to_restore() -> (Database, Database, String) {
+    let (mut source, mut target) = (Database::new(), Database::new());
+    let owner = source.role("owner");
+    source.session(&owner).run(
+        "CREATE TABLE mine (id int PRIMARY KEY, at timestamptz, n int); CREATE TABLE child (id int REFERENCES mine);
+         CREATE TABLE soft (at timestamptz, gone timestamptz); CREATE TABLE hidden (id int PRIMARY KEY, at timestamptz);
+         CREATE TABLE log (made timestamp, days int);
+         INSERT INTO mine SELECT n, now() - interval '2 hours', 2 FROM generate_series(1, 3) n; INSERT INTO child VALUES (1);
+         INSERT INTO hidden VALUES (1, now() - interval '2 hours'), (2, now());
+         SELECT ttl_create_index('mine', 'at', interval '1 hour', 5, filter => 'n > 1', active => false), ttl_enable_touch('mine'),
+                ttl_create_index('soft', 'at', 60, soft_delete_column => 'gone', purge_after => interval '1 day'),
+                ttl_create_index('hidden', 'at', interval '1 hour', hide_expired => true, active => false, max_rows_per_run => 1),
+                ttl_create_index('log', 'made + days * interval ''1 day''', 0)",
+    );
+    target.run(&format!("GRANT ALL ON SCHEMA public TO {owner}"));
+    (source, target, owner)
+}
+
+#[test]
+fn an_owner_who_is_no_superuser_restores_his_rules() {
+    for options in [vec![], vec!["-j", "4"], vec!["-1"]] {
+        let (mut source, mut target, owner) = to_restore();
+        let file = std::env::temp_dir().join(format!("{}.dump", source.name));
+        let path = file.to_str().expect("a path");
+        // The comment on an extension is its owner's.
+        run_as(&source, &owner, "pg_dump", &["-Fc", "--no-comments", "-f", path, &source.name]);
+        let arguments = [&options[..], &["--exit-on-error", "-d", &target.name, path]].concat();
+        assert_eq!(run_as(&source, &owner, "pg_restore", &arguments), "", "{options:?}");
+        std::fs::remove_file(&file).expect("removing the dump");
+        let rules =
+            "SELECT id, table_name, column_name, active, batch_size, filter, soft_delete_column, purge_after, purges,
+                            hide_expired, max_rows_per_run, index_name, index_created_by_extension, guards, column_types
+                     FROM ttl_index_table ORDER BY id";
+        assert_eq!(target.get(rules), source.get(rules));
+        assert_eq!(source.get(rules).lines().count(), 5);
+        // They work: sliding expiry, hiding, room for a hidden key, and a sweep that a foreign key blocks.
+        target.wait_for("SELECT count(*) FROM ttl_summary WHERE state = 'restoring'", "0");
+        let mut own = target.session(&owner);
+        assert_eq!(own.get("SELECT id FROM hidden"), "2");
+        own.run("INSERT INTO hidden VALUES (1, now()); UPDATE mine SET n = 3 WHERE id = 3");
+        assert_eq!(own.get("SELECT ttl_resume('mine'), ttl_runner('mine')"), "1|1");
+        assert_eq!(own.get("SELECT id FROM mine ORDER BY 1"), "1\n3");
+        assert_eq!(own.get("SELECT index_state FROM ttl_summary GROUP BY 1"), "valid");
+        own.run("SELECT ttl_drop_index('soft', 'at'), ttl_drop_index('mine', 'at')");
+        assert_eq!(own.get("SELECT indexname FROM pg_indexes WHERE tablename IN ('mine', 'soft')"), "mine_pkey");
+        assert_eq!(own.get("SELECT count(*) FROM ttl_index_table"), "2");
+    }
+}
+
+/// A row for the catalog, as somebody may write one by hand.
+fn row(id: i64, table: &str, more: &str) -> String {
+    let (names, values) = more
+        .split_once('=')
+        .map_or((String::new(), String::new()), |(name, value)| (format!(", {name}"), format!(", {value}")));
+    format!(
+        "INSERT INTO ttl_index_table (id, schema_name, table_name, column_name, expire_after, time_zone, index_method{names})
+         VALUES ({id}, 'public', '{table}', 'at', interval '1 hour', 'UTC', 'none'{values})"
+    )
+}
+
+#[test]
+fn what_anybody_writes_into_the_catalog_passes_the_checks_of_a_registration() {
+    let mut db = Database::new();
+    let (owner, stranger) = (db.role("owner"), db.role("stranger"));
+    db.session(&owner).run(
+        "CREATE TABLE theirs (id int, at timestamptz, n int); CREATE TABLE ruled (at timestamptz); SELECT ttl_create_index('ruled', 'at', 60)",
+    );
+    let mut stranger = db.session(&stranger);
+    stranger
+        .run("CREATE TABLE t (id int PRIMARY KEY, at timestamptz, n int); CREATE TEMP TABLE passing (at timestamptz)");
+    let rules = "SELECT count(*) FROM ttl_index_table";
+    for hostile in [
+        row(10, "theirs", ""),
+        row(10, "nowhere", ""),
+        row(10, "passing", ""),
+        row(10, "ttl_index_table", ""),
+        row(1, "t", ""),
+        row(0, "t", ""),
+        row(i64::MAX, "t", ""),
+        row(10, "t", "filter='n >'"),
+        row(10, "t", "filter='random() > n'"),
+        row(10, "t", "filter='EXISTS (SELECT)'"),
+        row(10, "t", "hide_expired, filter=true, 'n > extract(day FROM now())'"),
+        row(10, "t", "archive_to='public.theirs'"),
+        row(10, "t", "archive_to='\"'"),
+        row(10, "t", "on_expire='pg_catalog.pg_reload_conf'"),
+        row(10, "t", "soft_delete_column='nothing'"),
+        row(10, "t", "partition_action='drop'"),
+        row(10, "t", "unit='ms'"),
+        row(10, "t", "run_window='whenever'"),
+        row(10, "t", "run_every=interval '1 microsecond'"),
+        row(10, "t", "run_every=interval '100000 years'"),
+        row(10, "t", "batch_size=0"),
+        row(10, "t", "guards=-1"),
+        row(10, "t", "column_types='{\"int[\"}'"),
+        row(10, "t", "index_name=repeat('x', 1000)"),
+        row(10, "t", "").replace("'at'", "'at + interval'"),
+        row(10, "t", "").replace("'UTC'", "'Nowhere/City'"),
+        row(10, "t", "").replace("interval '1 hour'", "interval '-1 hour'"),
+    ] {
+        stranger.run(&hostile);
+        assert_eq!(db.get(rules), "1", "{hostile}");
+    }
+    // What is no row of a rule at all is an error.
+    assert_eq!(stranger.error(&row(10, "t", "active=NULL")).code, "22023");
+    assert_eq!(db.get(rules), "1");
+    // Neither statistics nor times of failures are believed.
+    stranger.run(&row(10, "t", "total_rows_deleted, version, retry_at, last_error_code=9223372036854775807, 8999999999999999999, 'infinity', 'x'"));
+    assert_eq!(
+        db.get("SELECT id, total_rows_deleted, version, retry_at, last_error_code FROM ttl_index_table WHERE table_name = 't'"),
+        "10|0|0||"
+    );
+    // And written, it can neither be changed nor written again.
+    assert_eq!(stranger.error("UPDATE ttl_index_table SET active = false").code, "42501");
+    stranger.run(&row(11, "t", ""));
+    assert_eq!(db.get(rules), "2");
+    assert_eq!(stranger.error(&(row(10, "t", "") + " ON CONFLICT (id) DO UPDATE SET active = false")).code, "42501");
+    stranger.run("INSERT INTO ttl_worker_off VALUES (now())");
+    assert_eq!(db.get("SELECT count(*) FROM ttl_worker_off"), "0");
+    // Numbers go on.
+    stranger.run("CREATE TABLE u (at timestamptz); SELECT ttl_create_index('u', 'at', 60)");
+    assert_eq!(db.get("SELECT max(id) FROM ttl_index_table"), "11");
+}

@@ -53,6 +53,9 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_history_errors()", "SELECT * FROM ttl_history_errors()", "......."),
     // What was asked for can be dumped by everybody. What it means here, and what errors say, is not for reading.
     ("ttl_index_table", "SELECT table_name FROM ttl_index_table WHERE table_name = 't'", "+++++++"),
+    // And restored by the owner of the table; what others write does not stay.
+    ("ttl_index_table", "DELETE FROM ttl_index_table WHERE false RETURNING id", ".------"),
+    ("ttl_index_table", "UPDATE ttl_index_table SET active = false WHERE false RETURNING id", ".------"),
     ("ttl_binding", "SELECT relid FROM ttl_binding WHERE relid = 't'::regclass", "+------"),
     ("ttl_state", "SELECT * FROM ttl_state", ".------"),
     ("ttl_history_log", "SELECT count(error) FROM ttl_history_log", ".------"),
@@ -92,6 +95,7 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_ready_index(oid,text,boolean)", "SELECT ttl_ready_index('t'::regclass, 't_pkey', false)", "+------"),
     ("ttl_hook(text)", "SELECT ttl_hook('pg_catalog.nothing')", ".------"),
     ("ttl_bind()", "SELECT ttl_bind()", "T------"),
+    ("ttl_take_in()", "SELECT ttl_take_in()", "T------"),
     ("ttl_count_version()", "SELECT ttl_count_version()", "T------"),
     ("ttl_tell_of_drop()", "SELECT ttl_tell_of_drop()", "T------"),
     ("ttl_follow_ddl()", "SELECT ttl_follow_ddl()", "T------"),
@@ -188,15 +192,18 @@ fn every_object_is_in_the_matrix_and_every_role_gets_what_it_says() {
 }
 
 #[test]
-fn nobody_but_a_superuser_may_write_any_of_it() {
+fn nobody_but_a_superuser_may_write_any_of_it_but_for_a_restore() {
     let (_db, mut sessions) = cast();
     for session in &mut sessions[1..] {
         let writable = session.get(
             "SELECT c.relname FROM pg_class c JOIN pg_depend d ON d.objid = c.oid AND d.classid = 'pg_class'::regclass
              JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_ttl_index'
              WHERE d.deptype = 'e' AND CASE c.relkind WHEN 'S' THEN has_sequence_privilege(c.oid, 'USAGE, UPDATE')
-                       ELSE has_table_privilege(c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
-                            OR has_any_column_privilege(c.oid, 'INSERT, UPDATE, REFERENCES') END",
+                       ELSE has_table_privilege(c.oid, 'UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+                            OR has_any_column_privilege(c.oid, 'UPDATE, REFERENCES')
+                            OR has_any_column_privilege(c.oid, 'INSERT') AND NOT EXISTS (
+                                SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+                                WHERE t.tgrelid = c.oid AND t.tgenabled = 'A' AND p.proname = 'ttl_take_in') END",
         );
         assert_eq!(writable, "");
     }

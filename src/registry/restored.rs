@@ -1,0 +1,56 @@
+//! Rules that a role without rights on the catalog writes into it, as a restore does. Each passes the checks of a registration.
+
+use super::table::Table;
+use super::{check, definition};
+use crate::catalog::{Catalog, Definition, DumpedRule};
+use crate::error::TtlError;
+use crate::pg::transaction::subtransaction;
+use crate::pg::{access, spi};
+use crate::rule::{Given, Invalid, Options};
+use pgrx::JsonB;
+use pgrx::pg_sys::Oid;
+use pgrx::prelude::*;
+use serde::de::DeserializeOwned;
+
+/// Registers a rule from its row in a dump. A rule that cannot be registered is left out with a warning, so that the restore does not
+/// lose the others.
+pub fn restore(row: &JsonB) -> Result<(), TtlError> {
+    let rule: DumpedRule = parse(row)?;
+    if let Err(failure) = subtransaction(|| register(&rule, parse(row)?)) {
+        let DumpedRule { schema_name, table_name, column_name, .. } = rule;
+        warning!(
+            "TTL rule on column \"{column_name}\" of table \"{schema_name}.{table_name}\" left out: {}",
+            failure.message
+        );
+    }
+    Ok(())
+}
+
+fn parse<T: DeserializeOwned>(row: &JsonB) -> Result<T, TtlError> {
+    Ok(serde_json::from_value(row.0.clone()).map_err(|error| Invalid::Other(error.to_string()))?)
+}
+
+/// Makes neither index nor triggers: the dump brings them after the rules.
+fn register(rule: &DumpedRule, options: Options) -> Result<(), TtlError> {
+    let options = options.alter(&Given::default(), &[])?;
+    let table = Table::lock(table_named(&rule.schema_name, &rule.table_name)?)?;
+    table.check_storage()?;
+    let (catalog, author) = (Catalog::open()?, access::current_role());
+    let subject = table.stored_subject(&rule.column_name, author)?;
+    if catalog.find(table.relid, subject.attnum, &subject.name)?.is_some() {
+        return Err(TtlError::RestoredTwice(subject.name));
+    }
+    let accepted = check(&table, &subject, &options, Some(rule.id), author)?;
+    let definition = Definition {
+        index_name: rule.index_name.as_deref(),
+        index_created_by_extension: rule.index_created_by_extension,
+        ..definition(&table, &subject, &options, accepted.filter, rule.purges)?
+    };
+    catalog.insert_dumped(rule, &subject.name, &definition)
+}
+
+fn table_named(schema: &str, table: &str) -> Result<Oid, TtlError> {
+    let sql = "SELECT to_regclass(format('%I.%I', $1, $2))::oid";
+    let found = spi::query(sql, &[schema.into(), table.into()], |row| row.get(1))?;
+    found.into_iter().flatten().next().ok_or(TtlError::RestoredTableMissing)
+}
