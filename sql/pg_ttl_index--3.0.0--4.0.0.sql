@@ -939,7 +939,11 @@ BEGIN ATOMIC
     LEFT JOIN @extschema@.ttl_holds() AS resting ON resting.rule_id = t.id
     LEFT JOIN (SELECT rule_id, max(hold) AS hold FROM @extschema@.ttl_progress_slots() GROUP BY rule_id) AS sweep
            ON sweep.rule_id = t.id
-    LEFT JOIN LATERAL @extschema@.ttl_run_window(t.run_window, t.time_zone, now()) AS run_window ON true
+    -- Many rules may have one window.
+    LEFT JOIN (SELECT w.run_window AS given, w.time_zone, stands.is_open, stands.until
+               FROM (SELECT DISTINCT r.run_window, r.time_zone FROM @extschema@.ttl_index_table r WHERE r.run_window IS NOT NULL) AS w
+               CROSS JOIN LATERAL @extschema@.ttl_run_window(w.run_window, w.time_zone, now()) AS stands) AS run_window
+           ON run_window.given = t.run_window AND run_window.time_zone = t.time_zone
     LEFT JOIN LATERAL (
         SELECT CASE WHEN t.index_method = 'none' THEN 'none'
                     WHEN t.index_name IS NULL THEN 'missing'
@@ -950,6 +954,7 @@ BEGIN ATOMIC
                END AS state,
                rule.relid
         FROM (SELECT CASE
+                  WHEN t.index_name IS NULL THEN NULL
                   WHEN EXISTS (SELECT FROM pg_index k WHERE k.indexrelid = rule.index_relid AND k.indrelid = rule.relid)
                   THEN rule.index_relid
                   ELSE @extschema@.ttl_index_oid(rule.relid, rule.index_relid, t.index_name) END) AS bound (relid)

@@ -15,6 +15,7 @@ use pgrx::iter::TableIterator;
 use pgrx::pg_sys::Oid;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
+use std::collections::HashSet;
 
 /// Switches automatic sweeping on in this database.
 #[pg_extern(name = "ttl_start_worker")]
@@ -125,9 +126,12 @@ pub fn ttl_progress_slots() -> Result<
     ErrorReport,
 > {
     let database = process::current_database().to_u32();
-    let visible = Catalog::open()?.visible_rules()?;
-    let own = board::sweeps().into_iter().filter(move |progress| progress.database == database);
-    let rows = own.filter(move |progress| visible.contains(&progress.rule_id)).map(|progress| {
+    let mut own: Vec<_> = board::sweeps().into_iter().filter(|progress| progress.database == database).collect();
+    if !own.is_empty() {
+        let visible: HashSet<_> = Catalog::open()?.visible_rules()?.into_iter().collect();
+        own.retain(|progress| visible.contains(&progress.rule_id));
+    }
+    let rows = own.into_iter().map(|progress| {
         (
             progress.pid,
             progress.rule_id,
@@ -211,7 +215,7 @@ pub fn ttl_waits_for_process(rule_id: i64) -> bool {
 #[pg_extern(stable)]
 pub fn ttl_next_due(rule_id: i64) -> Result<Option<TimestampWithTimeZone>, ErrorReport> {
     let Some(at) = board::due(rule_id) else { return Ok(None) };
-    let is_visible = Catalog::open()?.visible_rules()?.contains(&rule_id);
+    let is_visible = Catalog::open()?.is_visible(rule_id)?;
     Ok(TimestampWithTimeZone::try_from(at).ok().filter(|_| is_visible))
 }
 

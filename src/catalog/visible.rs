@@ -20,19 +20,29 @@ pub struct Visible {
 const SEES_ROWS: &str = "(pg_has_role($1, 'pg_monitor', 'USAGE') OR pg_has_role($1, c.relowner, 'USAGE'))";
 
 impl Catalog {
+    /// All of them.
     pub fn visible(&self) -> Result<Vec<Visible>, TtlError> {
+        self.visible_where("true", None)
+    }
+
+    /// Whether a rule is one of them.
+    pub fn is_visible(&self, id: i64) -> Result<bool, TtlError> {
+        Ok(!self.visible_where("t.id = $2", Some(id))?.is_empty())
+    }
+
+    fn visible_where(&self, condition: &str, id: Option<i64>) -> Result<Vec<Visible>, TtlError> {
         let sql = format!(
             "SELECT t.id, b.relid, b.index_relid,
                     CASE WHEN {SEES_ROWS} THEN t.last_error_code || ': ' || s.last_error ELSE t.last_error_code END,
                     CASE WHEN {SEES_ROWS} THEN s.index_error ELSE left(s.index_error, 5) END
              FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id JOIN pg_class c ON c.oid = b.relid
              LEFT JOIN {schema}.ttl_state s ON s.rule_id = t.id
-             WHERE {SEES_ROWS} OR has_any_column_privilege($1, c.oid, 'SELECT')",
+             WHERE {condition} AND ({SEES_ROWS} OR has_any_column_privilege($1, c.oid, 'SELECT'))",
             schema = self.schema
         );
         let role = access::current_role();
         self.with_rights(|| {
-            spi::read(&sql, &[role.into()], |row| {
+            spi::read(&sql, &[role.into(), id.into()], |row| {
                 Ok(Visible {
                     id: row.get(1)?.unwrap_or_default(),
                     relid: row.get(2)?.unwrap_or_default(),

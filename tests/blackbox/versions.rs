@@ -1,7 +1,7 @@
 //! The library and the schema of a database need not be of one version: nothing fails, and an upgrade keeps everything.
 
 use crate::worker::{EXPIRED, ROWS, database, server};
-use harness::{Database, Session, install_script};
+use harness::{Database, Server, Session, install_script, replace_library};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -280,4 +280,40 @@ fn a_server_that_has_another_version_in_one_database_sweeps_the_others() {
     old.wait_for(ROWS, "0");
     let mut session = Session::connect(&old.server, &old.name, "postgres");
     session.run("SELECT * FROM ttl_summary");
+}
+
+#[test]
+fn the_library_can_be_replaced_while_sessions_have_it() {
+    // Preloaded, or loaded by each session when it needs it.
+    for server in [server(&["pg_ttl_index.naptime=1"]), Arc::new(Server::start(&[]))] {
+        let is_preloaded = Session::connect(&server, "postgres", "postgres").get("SHOW shared_preload_libraries") != "";
+        let mut db = Database::on(&server);
+        db.run("CREATE EXTENSION pg_ttl_index; CREATE TABLE kept (id int PRIMARY KEY, at timestamptz, n int)");
+        let mut idle = db.session("postgres");
+        let mut busy = db.session("postgres");
+        busy.run("SELECT ttl_create_index('kept', 'at', interval '1 hour'), ttl_enable_touch('kept')");
+        if is_preloaded {
+            busy.run("SELECT ttl_create_index('kept', 'at', interval '1 hour', hide_expired => true)");
+        }
+        for round in 0..3 {
+            replace_library();
+            let mut fresh = db.session("postgres");
+            for session in [&mut busy, &mut idle, &mut fresh, &mut *db] {
+                session.run(
+                    "SELECT * FROM ttl_summary; INSERT INTO kept VALUES (1, '2020-01-01') ON CONFLICT (id) DO NOTHING",
+                );
+                session.run(
+                    "UPDATE kept SET n = 1; SELECT ttl_get('kept', 1); CREATE TABLE other (n int); DROP TABLE other",
+                );
+            }
+            fresh.run(&format!("DROP TABLE IF EXISTS t; {EXPIRED}"));
+            fresh.run("SELECT ttl_create_index('t', 'at', 60)");
+            if is_preloaded {
+                fresh.wait_for(ROWS, "0");
+                assert_eq!(fresh.get("SELECT count(*) FROM kept"), "0", "round {round}");
+            } else {
+                assert_ne!(fresh.get("SELECT ttl_runner('t')"), "0");
+            }
+        }
+    }
 }

@@ -26,6 +26,18 @@ pub fn install_script(name: &str) {
     std::fs::rename(draft, target).expect("installing a script");
 }
 
+/// Puts another file in the place of the library, as an upgrade of its package does. To PostgreSQL it is another library, and
+/// it does the same.
+pub fn replace_library() {
+    let directory = run(Command::new(program("pg_config")).arg("--pkglibdir"));
+    let target = PathBuf::from(directory.trim()).join("pg_ttl_index.so");
+    let draft = target.with_extension(format!("new{}", std::process::id()));
+    let mut library = std::fs::read(&target).expect("the library");
+    library.push(0);
+    std::fs::write(&draft, library).expect("writing a library");
+    std::fs::rename(draft, target).expect("replacing the library");
+}
+
 /// A command that may start a server: PostgreSQL refuses root, so root becomes postgres.
 pub fn unprivileged(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let is_root = std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
