@@ -20,13 +20,14 @@ export PATH := $(CACHE)/rust/bin:$(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 STEP = .ci/step
 FEATURES = --no-default-features --features pg$(PG)
 
-.PHONY: help rust setup install schema demo bench regress test fmt clippy doc pgtest blackbox clean
+.PHONY: help rust setup install schema demo bench regress pg_upgrade test fmt clippy doc pgtest blackbox clean
 
 help:
 	@echo 'make demo   build, start a throw-away server, and show what the extension does'
 	@echo 'make test   every check: format, lints, docs, unit tests, tests inside and against a server'
 	@echo 'make bench  what it all costs, beside what one would write by hand'
 	@echo 'make regress  the regression tests of PostgreSQL itself, with the library and without'
+	@echo 'make pg_upgrade FROM=15 PG=16  pg_upgrade between majors, with rules'
 	@echo 'PG=14..18   choose the PostgreSQL version (default 15)'
 
 rust:
@@ -71,6 +72,11 @@ pgtest: setup
 blackbox: install
 	@$(STEP) 'set up drivers' .ci/drivers
 	@$(STEP) 'tests against real servers' cargo test --package pg_ttl_index_tests
+
+# FROM is the major to upgrade from, installed before with `make install PG=…`.
+pg_upgrade: export FROM_HOME = $(CACHE)/pg$(FROM)
+pg_upgrade: install
+	@$(STEP) 'upgrade a server from PostgreSQL $(FROM) to $(PG)' cargo test --package pg_ttl_index_tests pg_upgrade -- --ignored
 
 test: fmt clippy doc pgtest blackbox
 	@.ci/count

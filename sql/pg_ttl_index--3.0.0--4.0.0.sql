@@ -61,7 +61,7 @@ CREATE TABLE ttl_index_table (
     max_rows_per_second        integer CHECK (max_rows_per_second > 0),
     max_rows_per_run           bigint CHECK (max_rows_per_run > 0),
     -- Of a rule that an option purge_after has made: the rule that has it. No foreign key: a dump may bring it first.
-    purges                     bigint,
+    purges                     bigint CHECK (purges <> id),
     index_name                 text CHECK (octet_length(index_name) BETWEEN 1 AND 63),
     index_created_by_extension boolean NOT NULL DEFAULT false,
     created_at                 timestamptz NOT NULL DEFAULT now(),

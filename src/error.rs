@@ -162,6 +162,8 @@ pub enum TtlError {
     RestoredTwice(String),
     #[error("another TTL rule has its number, {0}, which its triggers go by")]
     RestoredNumber(i64),
+    #[error("it is to purge for rule {0}, which is not one of the same table that marks its column")]
+    RestoredPurge(i64),
     #[error("the TTL rule on column \"{column}\" is there to purge for another")]
     IsPurge { column: String },
     #[error("ttl_sweep cannot run inside a transaction block")]
@@ -234,7 +236,7 @@ impl TtlError {
             Self::PartInUse(_) => Code::ERRCODE_LOCK_NOT_AVAILABLE,
             Self::AnotherPart(_) => Code::ERRCODE_OBJECT_IN_USE,
             Self::ArchiveNeeds { .. } => Code::ERRCODE_NOT_NULL_VIOLATION,
-            Self::ArchiveIsSource(_) | Self::ArchiveCircle(_) | Self::PurgeFilter(_) => {
+            Self::ArchiveIsSource(_) | Self::ArchiveCircle(_) | Self::PurgeFilter(_) | Self::RestoredPurge(_) => {
                 Code::ERRCODE_INVALID_PARAMETER_VALUE
             }
             Self::ArchiveRefused => Code::ERRCODE_TRIGGERED_ACTION_EXCEPTION,

@@ -40,7 +40,10 @@ pub fn ttl_tell_of_drop<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
         let old = trigger.old().ok_or(TtlError::NotOurTrigger)?.into_owned();
         let (catalog, id) = (Catalog::open()?, id_of(&old)?);
         catalog.forget_rule(id)?;
-        catalog.remove_purges(id)?;
+        // One that purges has none that purges for it.
+        if old.get_by_name::<i64>("purges").ok().flatten().is_none() {
+            catalog.remove_purges(id)?;
+        }
         Ok(Some(old))
     })
 }

@@ -36,6 +36,8 @@ struct Written {
     column: String,
     mark: Option<String>,
     is_complete: bool,
+    /// Whether another rule is on the column already.
+    is_taken: bool,
     is_its_own_mark: bool,
 }
 
@@ -59,11 +61,14 @@ impl Catalog {
         if written.is_its_own_mark {
             return Err(TtlError::CatalogMark(written.column));
         }
-        if !written.is_complete {
-            let Written { column, schema, table, .. } = written;
-            warning!(
-                "TTL rule on column \"{column}\" of table \"{schema}.{table}\" left out: the table or a column it needs does not exist"
-            );
+        if !written.is_complete || written.is_taken {
+            let Written { column, schema, table, is_taken, .. } = written;
+            let reason = if is_taken {
+                "another rule is on the column"
+            } else {
+                "the table or a column it needs does not exist"
+            };
+            warning!("TTL rule on column \"{column}\" of table \"{schema}.{table}\" left out: {reason}");
             return self.with_rights(|| spi::execute(&forget, &[id.into()])).map(|_| ());
         }
         self.keep_number(id)?;
@@ -91,7 +96,24 @@ impl Catalog {
         if self.with_rights(|| spi::query(&is_free, &[rule.id.into()], |_| Ok(())))?.is_empty() {
             return Err(TtlError::RestoredNumber(rule.id));
         }
+        if let Some(other) = rule.purges
+            && !self.may_purge_for(other, rule, column)?
+        {
+            return Err(TtlError::RestoredPurge(other));
+        }
         self.insert_row(&Row { rule, column_name: column, definition }).map(|_| ())
+    }
+
+    /// Whether a rule may be the one that purges for another, which may be still to come.
+    fn may_purge_for(&self, other: i64, rule: &DumpedRule, column: &str) -> Result<bool, TtlError> {
+        let sql = format!(
+            "SELECT NOT EXISTS (SELECT FROM {}.ttl_index_table t WHERE t.id = $1 AND NOT (
+                 (t.schema_name, t.table_name) = ($2, $3) AND t.soft_delete_column IS NOT DISTINCT FROM $4
+                 AND t.purge_after IS NOT NULL AND t.purges IS NULL))",
+            self.schema
+        );
+        let args = [other.into(), rule.schema_name.as_str().into(), rule.table_name.as_str().into(), column.into()];
+        Ok(other != rule.id && self.with_rights(|| spi::query(&sql, &args, |row| row.get(1)))? == [Some(true)])
     }
 
     /// A row of one of our tables as JSON, in the form that the options of a rule are read from.
@@ -161,7 +183,9 @@ impl Catalog {
                     named.relid IS NOT NULL
                         AND array_position({schema}.ttl_attnums(named.relid, coalesce(t.expression_columns, ARRAY[t.column_name])
                             || t.filter_columns || array_remove(ARRAY[t.soft_delete_column], NULL)), NULL) IS NULL,
-                    t.expression_columns IS NULL AND t.soft_delete_column = t.column_name, t.soft_delete_column
+                    t.expression_columns IS NULL AND t.soft_delete_column = t.column_name, t.soft_delete_column,
+                    EXISTS (SELECT FROM {schema}.ttl_binding b JOIN {schema}.ttl_index_table o ON o.id = b.rule_id
+                            WHERE b.relid = named.relid AND o.id <> t.id AND o.column_name = t.column_name)
              FROM {schema}.ttl_index_table t
              CROSS JOIN LATERAL (SELECT to_regclass(format('%I.%I', t.schema_name, t.table_name))::oid) AS named (relid)
              WHERE t.id = $1",
@@ -176,6 +200,7 @@ impl Catalog {
                     is_complete: row.get(4)?.unwrap_or_default(),
                     is_its_own_mark: row.get(5)?.unwrap_or_default(),
                     mark: row.get(6)?,
+                    is_taken: row.get(7)?.unwrap_or_default(),
                 })
             })
         })?;
@@ -191,9 +216,13 @@ impl Catalog {
         Ok(())
     }
 
-    /// Removes the rule that purges for one.
+    /// Removes the rule that purges for one. Anybody may have written one on a table of his own that says so.
     pub fn remove_purges(&self, id: i64) -> Result<(), TtlError> {
-        let sql = format!("DELETE FROM {}.ttl_index_table WHERE purges = $1", self.schema);
+        let sql = format!(
+            "DELETE FROM {schema}.ttl_index_table p USING {schema}.ttl_binding own, {schema}.ttl_binding b
+             WHERE p.purges = $1 AND own.rule_id = p.id AND b.rule_id = $1 AND b.relid = own.relid",
+            schema = self.schema
+        );
         self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
     }
 

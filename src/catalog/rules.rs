@@ -89,8 +89,10 @@ impl Catalog {
     /// Has the rule that purges for a rule rest while that does.
     pub fn pause_with(&self, id: i64) -> Result<(), TtlError> {
         let sql = format!(
-            "UPDATE {schema}.ttl_index_table p SET active = t.active FROM {schema}.ttl_index_table t
-             WHERE p.purges = t.id AND t.id = $1 AND p.active <> t.active",
+            "UPDATE {schema}.ttl_index_table p SET active = t.active
+             FROM {schema}.ttl_index_table t, {schema}.ttl_binding own, {schema}.ttl_binding b
+             WHERE p.purges = t.id AND t.id = $1 AND p.active <> t.active
+               AND own.rule_id = p.id AND b.rule_id = t.id AND b.relid = own.relid",
             schema = self.schema
         );
         self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())

@@ -139,6 +139,7 @@ impl Catalog {
             "t.active AND t.id = coalesce($1, t.id) AND NOT EXISTS (SELECT FROM {}.ttl_worker_off)",
             self.schema
         );
+        self.remove_forsaken()?;
         let mut rules = self.rules_where(&condition, &[id.into()])?;
         // Where a restore has several sessions, one may have made a trigger while another brought the rule, and neither saw the other.
         for rule in rules.iter().flatten().filter(|rule| rule.was_restored && rule.hold.is_some()) {
@@ -154,6 +155,21 @@ impl Catalog {
             }
         }
         Ok(rules)
+    }
+
+    /// Removes rules whose table is gone. They go with it; should one be left, it must not wait for another table of that name.
+    fn remove_forsaken(&self) -> Result<(), TtlError> {
+        let find = format!(
+            "SELECT b.rule_id FROM {}.ttl_binding b LEFT JOIN pg_class c ON c.oid = b.relid WHERE c.oid IS NULL",
+            self.schema
+        );
+        let found = self.with_rights(|| spi::read(&find, &[], |row| Ok(row.get::<i64>(1)?.unwrap_or_default())))?;
+        for id in found {
+            if self.is_free(id)? {
+                self.remove(id)?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether a role may rule the table of a rule, as whoever has just dropped it might.

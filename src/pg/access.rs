@@ -4,6 +4,14 @@ use crate::rule::instant::POSTGRES_EPOCH;
 use pgrx::pg_sys;
 use std::ffi::{CStr, CString};
 
+/// Locks relations as dropping them, or something on them, does.
+pub fn lock_exclusively(relids: &[pg_sys::Oid]) {
+    // SAFETY: takes locks of this transaction; a relation may be gone.
+    relids
+        .iter()
+        .for_each(|relid| unsafe { pg_sys::LockRelationOid(*relid, pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE) });
+}
+
 /// Locks relations as a query does, and waits for none while it holds another.
 pub fn lock_for_reading(relids: &[pg_sys::Oid]) {
     let mode = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
@@ -225,7 +233,7 @@ pub fn try_advisory_lock(class: u32, id: i64) -> bool {
     unsafe {
         let tag = pg_sys::LOCKTAG {
             locktag_field1: pg_sys::MyDatabaseId.to_u32(),
-            locktag_field2: class,
+            locktag_field2: class.wrapping_add((id >> 32) as u32),
             locktag_field3: id as u32,
             locktag_field4: 3,
             locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,

@@ -11,8 +11,12 @@ use std::ptr;
 /// Whether a COPY of a relation by the current role has to leave rows out.
 pub type IsRestricted = fn(Oid) -> bool;
 
+/// What is to be done before the extension is dropped.
+pub type BeforeDrop = fn();
+
 struct Hooks {
     is_restricted: IsRestricted,
+    before_drop: BeforeDrop,
     next: pg_sys::ProcessUtility_hook_type,
 }
 
@@ -24,10 +28,10 @@ thread_local! {
     static ALTERING: Cell<Option<(i64, u32, u32)>> = const { Cell::new(None) };
 }
 
-pub fn install(is_restricted: IsRestricted) {
+pub fn install(is_restricted: IsRestricted, before_drop: BeforeDrop) {
     // SAFETY: while the library is loaded; whoever was there before is called in turn.
     unsafe {
-        if HOOKS.set(Hooks { is_restricted, next: pg_sys::ProcessUtility_hook }).is_ok() {
+        if HOOKS.set(Hooks { is_restricted, before_drop, next: pg_sys::ProcessUtility_hook }).is_ok() {
             pg_sys::ProcessUtility_hook = Some(process_utility);
         }
     }
@@ -102,12 +106,43 @@ unsafe extern "C-unwind" fn prepare(
     // SAFETY: as the hook was called; the casts follow the node's tag.
     unsafe {
         let node = (*statement).utilityStmt;
+        if (*node).type_ == pg_sys::NodeTag::T_DropStmt && drops_extension(node.cast()) {
+            HOOKS.get().iter().for_each(|hooks| (hooks.before_drop)());
+        }
         if (*node).type_ != pg_sys::NodeTag::T_CopyStmt || !must_be_query(node.cast()) {
             return statement;
         }
         let own = if is_read_only { pg_sys::copyObjectImpl(statement.cast()).cast() } else { statement };
         make_query((*own).utilityStmt.cast());
         own
+    }
+}
+
+/// Whether this drops our extension, by its name.
+///
+/// # Safety
+/// `drop` is a DROP statement.
+unsafe fn drops_extension(drop: *mut pg_sys::DropStmt) -> bool {
+    // SAFETY: extensions are named by one string each.
+    unsafe {
+        (*drop).removeType == pg_sys::ObjectType::OBJECT_EXTENSION
+            && elements((*drop).objects)
+                .iter()
+                .any(|cell| CStr::from_ptr(string_of(cell.ptr_value.cast())).to_bytes() == b"pg_ttl_index")
+    }
+}
+
+/// What a string node says.
+///
+/// # Safety
+/// `node` is a string.
+unsafe fn string_of(node: *mut pg_sys::Node) -> *const c_char {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        #[cfg(feature = "pg14")]
+        return (*node.cast::<pg_sys::Value>()).val.str_;
+        #[cfg(not(feature = "pg14"))]
+        (*node.cast::<pg_sys::String>()).sval
     }
 }
 
@@ -140,16 +175,8 @@ unsafe fn make_query(copy: *mut pg_sys::CopyStmt) {
             |name: *const c_char| CStr::from_ptr(pg_sys::quote_identifier(name)).to_string_lossy().into_owned();
         let relation = &*(*copy).relation;
         let schema = if relation.schemaname.is_null() { String::new() } else { quoted(relation.schemaname) + "." };
-        let columns: Vec<_> = elements((*copy).attlist)
-            .iter()
-            .map(|cell| {
-                #[cfg(feature = "pg14")]
-                let name = (*cell.ptr_value.cast::<pg_sys::Value>()).val.str_;
-                #[cfg(not(feature = "pg14"))]
-                let name = (*cell.ptr_value.cast::<pg_sys::String>()).sval;
-                quoted(name)
-            })
-            .collect();
+        let columns: Vec<_> =
+            elements((*copy).attlist).iter().map(|cell| quoted(string_of(cell.ptr_value.cast()))).collect();
         let columns = if columns.is_empty() { "*".to_owned() } else { columns.join(", ") };
         let select = format!("SELECT {columns} FROM ONLY {schema}{}", quoted(relation.relname));
         let select = CString::new(select).unwrap_or_default();

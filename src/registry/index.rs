@@ -92,14 +92,19 @@ pub fn ensure(
 /// Drops an index the extension made. One that is gone already is no error.
 pub fn drop(table: &Table, index: &RuleIndex) -> Result<(), TtlError> {
     if let (Some(oid), true) = (index.oid, index.made_by_us) {
-        // One that has become part of the parent's index goes with that.
-        if relation::has_parent(oid) {
+        // One that has become part of the parent's index goes with that, and one that a constraint has taken over with the constraint.
+        if relation::has_parent(oid) || is_of_constraint(oid)? {
             return Ok(());
         }
         let drop = format!("DROP INDEX {}", quote_qualified_identifier(&table.schema, &name_of(oid)?));
         spi::execute(&drop, &[])?;
     }
     Ok(())
+}
+
+fn is_of_constraint(index: Oid) -> Result<bool, TtlError> {
+    let sql = "SELECT FROM pg_constraint WHERE conindid = $1 AND contype IN ('p', 'u', 'x')";
+    Ok(!spi::read(sql, &[index.into()], |_| Ok(()))?.is_empty())
 }
 
 fn name_of(oid: Oid) -> Result<String, TtlError> {

@@ -45,7 +45,7 @@ thread_local! {
 /// Has queries of this process not see what is hidden.
 pub fn install() {
     planner::install(decide, is_concerned);
-    utility::install(is_restricted);
+    utility::install(is_restricted, lock_triggered_tables);
     executor::install(recheck, room::recheck_pending, passes_over_rows);
 }
 
@@ -122,6 +122,22 @@ impl Table {
         });
         Rc::clone(condition)
     }
+}
+
+/// Locks the tables that have triggers of ours, before DROP EXTENSION locks the catalog: a query holds its table when it asks for the
+/// catalog, and the two must not wait for each other.
+fn lock_triggered_tables() {
+    let found = spi::read(
+        "SELECT DISTINCT t.tgrelid FROM pg_extension e
+         JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.deptype = 'e' AND d.refobjid = e.oid
+         JOIN pg_trigger t ON t.tgfoid = d.objid
+         WHERE e.extname = 'pg_ttl_index' AND pg_has_role(e.extowner, 'USAGE') AND NOT EXISTS (
+             SELECT FROM pg_depend own WHERE own.classid = 'pg_class'::regclass AND own.objid = t.tgrelid AND own.deptype = 'e')
+         ORDER BY t.tgrelid",
+        &[],
+        |row| Ok(row.get(1)?.unwrap_or_default()),
+    );
+    access::lock_exclusively(&found.unwrap_or_default());
 }
 
 /// Whether a COPY by the current role must leave hidden rows out. A backup by those who may look does not.

@@ -374,3 +374,65 @@ fn what_anybody_writes_into_the_catalog_passes_the_checks_of_a_registration() {
     stranger.run("CREATE TABLE u (at timestamptz); SELECT ttl_create_index('u', 'at', 60)");
     assert_eq!(db.get("SELECT max(id) FROM ttl_index_table"), "11");
 }
+
+#[test]
+fn a_rule_that_says_to_purge_for_another_table_does_nothing_to_it() {
+    let mut db = Database::new();
+    let (owner, stranger) = (db.role("owner"), db.role("stranger"));
+    let mut owner = db.session(&owner);
+    let mut stranger = db.session(&stranger);
+    owner.run("CREATE TABLE theirs (at timestamptz); SELECT ttl_create_index('theirs', 'at', 60)");
+    stranger.run("CREATE TABLE t (at timestamptz, gone timestamptz)");
+    let rules = "SELECT count(*) FROM ttl_index_table";
+    // Neither for itself, nor for a rule of another table.
+    for purges in [10, 1] {
+        stranger.run(&row(10, "t", &format!("purges={purges}")));
+        assert_eq!(db.get(rules), "1");
+    }
+    // One that is not there may be still to come; when it comes, it is somebody else's.
+    stranger.run(&row(10, "t", "purges=11"));
+    stranger.run(&row(9, "t", "purges=10").replace("'at'", "'gone'"));
+    owner.run("CREATE TABLE mine (at timestamptz); SELECT ttl_create_index('mine', 'at', 60)");
+    assert_eq!(db.get("SELECT id, purges FROM ttl_index_table ORDER BY 1"), "1|\n10|11\n11|");
+    stranger.run("BEGIN; SELECT ttl_pause('t')");
+    owner.run("SET lock_timeout = '5s'; SELECT ttl_pause('mine'), ttl_resume('mine'), ttl_drop_index('mine', 'at'); DROP TABLE mine");
+    stranger.run("COMMIT");
+    assert_eq!(db.get("SELECT id, purges, active FROM ttl_index_table ORDER BY 1"), "1||t\n10|11|f");
+    stranger.run("DROP TABLE t");
+    assert_eq!(db.get(rules), "1");
+    assert_eq!(db.error("UPDATE ttl_index_table SET purges = id").code, "23514");
+}
+
+#[test]
+fn a_second_rule_on_a_column_is_left_out_of_a_restore() {
+    let mut db = Database::new();
+    db.run("CREATE TABLE t (at timestamptz); SELECT ttl_create_index('t', 'at', 60)");
+    db.notices();
+    db.run(&row(7, "t", ""));
+    assert!(db.notices().concat().contains("left out: another rule is on the column"));
+    assert_eq!(db.get("SELECT id FROM ttl_index_table"), "1");
+}
+
+#[test]
+fn rules_with_numbers_that_are_alike_do_not_lock_each_other() {
+    let mut db = Database::new();
+    db.run("SELECT ttl_stop_worker(); CREATE TABLE t (at timestamptz); CREATE TABLE u (at timestamptz)");
+    db.run("INSERT INTO t VALUES ('2020-01-01'); INSERT INTO u TABLE t; SELECT ttl_create_index('t', 'at', 60)");
+    db.run(&row((1 << 32) + 1, "u", ""));
+    db.run("SELECT ttl_resume('u')");
+    let mut other = db.session("postgres");
+    other.run("BEGIN");
+    assert_eq!(other.get("SELECT ttl_runner('u')"), "1");
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "1");
+}
+
+#[test]
+fn a_rule_that_its_table_has_left_behind_goes_before_another_table_takes_its_name() {
+    let mut db = Database::new();
+    db.run("CREATE TABLE t (at timestamptz); SELECT ttl_create_index('t', 'at', 60)");
+    db.run(
+        "ALTER EVENT TRIGGER ttl_follow_drop DISABLE; DROP TABLE t; ALTER EVENT TRIGGER ttl_follow_drop ENABLE ALWAYS",
+    );
+    db.run("CREATE TABLE other (at timestamptz); SELECT ttl_create_index('other', 'at', 60)");
+    db.wait_for("SELECT table_name FROM ttl_index_table", "other");
+}

@@ -26,6 +26,7 @@ mod pace;
 mod partitions;
 mod passes;
 mod permissions;
+mod pg_upgrade;
 mod poison;
 mod preview;
 mod purge;

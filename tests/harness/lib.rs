@@ -9,10 +9,15 @@ pub use server::Server;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A program of the PostgreSQL installation that `make` prepared.
+/// A PostgreSQL installation that `make` prepared, by the variable that tells where it is.
+pub fn installation(variable: &str) -> PathBuf {
+    let home = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} is not set: run this through make"));
+    PathBuf::from(home).join("current")
+}
+
+/// A program of the PostgreSQL under test.
 pub fn program(name: &str) -> PathBuf {
-    let home = std::env::var("PG_HOME").expect("PG_HOME is not set: run this through make");
-    PathBuf::from(home).join("current").join(name)
+    installation("PG_HOME").join(name)
 }
 
 /// Puts a script of the extension, one of the fixtures, where PostgreSQL finds it.
@@ -53,6 +58,7 @@ pub fn unprivileged(program: impl AsRef<std::ffi::OsStr>) -> Command {
 /// Runs a command to its end and returns what it printed; a failure panics with what it said.
 pub fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr));
+    let said = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said).into_owned());
+    assert!(output.status.success(), "{command:?} failed:\n{}", said.concat());
     String::from_utf8(output.stdout).expect("UTF-8 output")
 }

@@ -1,6 +1,6 @@
 //! One server, from initdb to removal.
 
-use crate::{program, run, unprivileged};
+use crate::{installation, run, unprivileged};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -21,6 +21,8 @@ wait "$server"
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
 pub struct Server {
+    /// Where its programs are.
+    programs: PathBuf,
     directory: PathBuf,
     settings: Vec<String>,
     keeper: Child,
@@ -29,17 +31,49 @@ pub struct Server {
 impl Server {
     /// A new cluster with these settings, reached by a socket in its own directory and by nothing else.
     pub fn start(settings: &[&str]) -> Self {
-        let mut initdb = unprivileged(program("initdb"));
-        let directory = new_directory();
-        run(initdb
-            .args(["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--pgdata"])
-            .arg(directory.join("data")));
-        Self::run(directory, settings.iter().map(|setting| (*setting).to_owned()).collect())
+        Self::start_of(installation("PG_HOME"), settings)
+    }
+
+    /// The same, of another PostgreSQL.
+    pub fn start_of(programs: PathBuf, settings: &[&str]) -> Self {
+        let directory = new_cluster(&programs, &[]);
+        Self::run(programs, directory, settings.iter().map(|setting| (*setting).to_owned()).collect())
+    }
+
+    /// A server of the PostgreSQL under test with what this one has, which is stopped; with the same settings.
+    pub fn upgrade(&self) -> Self {
+        let programs = installation("PG_HOME");
+        let controldata = run(Command::new(self.programs.join("pg_controldata")).arg(self.directory.join("data")));
+        let has_checksums =
+            !controldata.lines().any(|line| line.starts_with("Data page checksum version") && line.ends_with(" 0"));
+        let is_18 = run(Command::new(programs.join("postgres")).arg("--version")).contains(") 18");
+        let checksums: &[&str] = match (has_checksums, is_18) {
+            (true, _) => &["--data-checksums"],
+            (false, true) => &["--no-data-checksums"],
+            (false, false) => &[],
+        };
+        let directory = new_cluster(&programs, checksums);
+        let options: Vec<_> = self.settings.iter().map(|setting| format!("-c {setting}")).collect();
+        let mut upgrade = unprivileged(programs.join("pg_upgrade"));
+        run(upgrade
+            .current_dir(&directory)
+            .args(["--username=postgres", "--old-options", &options.join(" "), "--new-options", &options.join(" ")])
+            .arg("--old-bindir")
+            .arg(&self.programs)
+            .arg("--new-bindir")
+            .arg(&programs)
+            .arg("--old-datadir")
+            .arg(self.directory.join("data"))
+            .arg("--new-datadir")
+            .arg(directory.join("data"))
+            .arg("--socketdir")
+            .arg(&directory));
+        Self::run(programs, directory, self.settings.clone())
     }
 
     /// A standby that follows this server, with the same settings.
     pub fn start_standby(&self) -> Self {
-        Self::run(self.back_up(&["--write-recovery-conf"]), self.settings.clone())
+        Self::run(self.programs.clone(), self.back_up(&["--write-recovery-conf"]), self.settings.clone())
     }
 
     /// A server that begins with a point-in-time recovery of a backup of this one, with the same settings and these.
@@ -48,13 +82,13 @@ impl Server {
         run(unprivileged("touch").arg(directory.join("data/recovery.signal")));
         let target = ["restore_command=false", "recovery_target=immediate", "recovery_target_action=promote"];
         let own = settings.iter().chain(&target).map(|setting| (*setting).to_owned());
-        Self::run(directory, self.settings.iter().cloned().chain(own).collect())
+        Self::run(self.programs.clone(), directory, self.settings.iter().cloned().chain(own).collect())
     }
 
     /// A new directory with a backup of this server.
     fn back_up(&self, options: &[&str]) -> PathBuf {
         let directory = new_directory();
-        run(unprivileged(program("pg_basebackup"))
+        run(unprivileged(self.programs.join("pg_basebackup"))
             .args(["--username=postgres", "--checkpoint=fast", "--no-sync", "--host"])
             .arg(&self.directory)
             .args(options)
@@ -75,7 +109,7 @@ impl Server {
     /// Starts it again after `stop`.
     pub fn start_again(&mut self) {
         std::fs::remove_file(self.directory.join("stopped")).expect("a stopped server");
-        self.keeper = keeper(&self.directory, &self.settings);
+        self.keeper = keeper(&self.programs, &self.directory, &self.settings);
         self.wait_until_ready();
     }
 
@@ -102,14 +136,14 @@ impl Server {
 
     /// A client program of PostgreSQL, told how to reach this server as superuser.
     pub fn client_program(&self, name: &str) -> Command {
-        let mut command = Command::new(program(name));
+        let mut command = Command::new(self.programs.join(name));
         command.env("PGHOST", &self.directory).env("PGUSER", "postgres").env("PGDATABASE", "postgres");
         command
     }
 
-    fn run(directory: PathBuf, settings: Vec<String>) -> Self {
-        let keeper = keeper(&directory, &settings);
-        let server = Self { directory, settings, keeper };
+    fn run(programs: PathBuf, directory: PathBuf, settings: Vec<String>) -> Self {
+        let keeper = keeper(&programs, &directory, &settings);
+        let server = Self { programs, directory, settings, keeper };
         server.wait_until_ready();
         server
     }
@@ -138,11 +172,20 @@ fn new_directory() -> PathBuf {
     PathBuf::from(run(unprivileged("mktemp").args(["-d", "/tmp/pg_ttl_index.XXXXXX"])).trim_end())
 }
 
-fn keeper(directory: &Path, settings: &[String]) -> Child {
+fn new_cluster(programs: &Path, options: &[&str]) -> PathBuf {
+    let directory = new_directory();
+    run(unprivileged(programs.join("initdb"))
+        .args(["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--pgdata"])
+        .arg(directory.join("data"))
+        .args(options));
+    directory
+}
+
+fn keeper(programs: &Path, directory: &Path, settings: &[String]) -> Child {
     unprivileged("sh")
         .args(["-c", KEEPER, "sh"])
         .arg(directory)
-        .arg(program("postgres"))
+        .arg(programs.join("postgres"))
         .arg("-D")
         .arg(directory.join("data"))
         .arg("-k")
