@@ -68,6 +68,8 @@ pub(super) enum Binding {
     Registered,
     /// A dump says what was meant.
     Restored,
+    /// The server has been upgraded: names mean what they meant, and functions have other numbers.
+    Upgraded,
 }
 
 /// What [`Catalog::bind`] reads of a rule.
@@ -75,7 +77,9 @@ struct Unbound {
     relid: Oid,
     owner: Oid,
     attnums: Vec<i16>,
-    types: Option<Vec<Oid>>,
+    /// The types that its row names, and those that it was bound to.
+    named_types: Option<Vec<Oid>>,
+    bound_types: Vec<Oid>,
     filter: Option<String>,
     expression: Option<String>,
 }
@@ -98,7 +102,7 @@ impl Catalog {
             "SELECT b.relid, c.relowner, coalesce(b.expression_attnums, ARRAY[b.attnum]) || b.soft_delete_attnum || b.filter_attnums,
                     (SELECT array_agg(coalesce(to_regtype(name)::oid, 0::oid) ORDER BY place)
                      FROM unnest(t.column_types) WITH ORDINALITY AS named (name, place)),
-                    t.filter, CASE WHEN b.attnum IS NULL THEN t.column_name END
+                    t.filter, CASE WHEN b.attnum IS NULL THEN t.column_name END, b.types
              FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              JOIN pg_class c ON c.oid = b.relid WHERE t.id = $1",
             schema = self.schema
@@ -110,7 +114,8 @@ impl Catalog {
                     relid: row.get(1)?.unwrap_or_default(),
                     owner: row.get(2)?.unwrap_or_default(),
                     attnums: row.get::<Vec<Option<i16>>>(3)?.unwrap_or_default().into_iter().flatten().collect(),
-                    types: row.get(4)?,
+                    named_types: row.get(4)?,
+                    bound_types: row.get(7)?.unwrap_or_default(),
                     filter: row.get(5)?,
                     expression: row.get(6)?,
                 })
@@ -121,13 +126,14 @@ impl Catalog {
             || rule.attnums.iter().filter_map(|attnum| Some(access::column(rule.relid, *attnum)?.1)).collect();
         let types: Vec<Oid> = match how {
             Binding::Registered => present(),
-            Binding::Restored => rule.types.unwrap_or_else(present),
+            Binding::Restored => rule.named_types.unwrap_or_else(present),
+            Binding::Upgraded => rule.bound_types,
         };
         let meaning = |text: &Option<String>, purpose| {
             let read = || text.as_deref().map(|text| meaning::of(rule.relid, text, purpose)).transpose();
             let read = || identity::sandboxed_as(rule.owner, read);
             match how {
-                Binding::Registered => read(),
+                Binding::Registered | Binding::Upgraded => read(),
                 // What cannot be read now has no meaning, and a rule without one rests: others must be restored yet.
                 Binding::Restored => Ok(subtransaction(read).unwrap_or_default()),
             }
@@ -170,7 +176,7 @@ impl Catalog {
         self.know_uses(id)?;
         self.count_guards(id, rule.relid)?;
         match how {
-            Binding::Registered => self.know_probe(id),
+            Binding::Registered | Binding::Upgraded => self.know_probe(id),
             // Its index is still to come.
             Binding::Restored => Ok(()),
         }

@@ -1,6 +1,6 @@
 //! Rules as a sweep needs them: names looked up in the system catalogs, by the binding.
 
-use super::binding::{Columns, Meanings};
+use super::binding::{Binding, Columns, Meanings};
 use super::outcome::Blocked;
 use super::{Catalog, rules};
 use crate::error::TtlError;
@@ -345,6 +345,11 @@ impl Catalog {
     pub fn claim(&self, rule: &Rule) -> Result<Claim, TtlError> {
         if !access::try_advisory_lock(ADVISORY_LOCK_CLASS, rule.id) {
             return Ok(Claim::Busy);
+        }
+        // What was bound under another major version is bound anew, once.
+        if !rule.meanings.is_comparable && self.is_free(rule.id)? {
+            self.bind(rule.id, Binding::Upgraded)?;
+            return Ok(Claim::Changed);
         }
         if self.has_changed(rule)? {
             return Ok(Claim::Changed);

@@ -155,6 +155,11 @@ pub fn with_users_path<R>(path: &CStr, work: impl FnOnce() -> R) -> R {
     work()
 }
 
+/// Whether a statement is being planned that is going to run under it.
+pub(super) fn awaits_users_path() -> bool {
+    !IS_IN_FORCE.get() && USERS_PATH.with_borrow(Option::is_some)
+}
+
 /// Whether it is in force, for [`reset_users_path`].
 pub(super) fn has_users_path() -> bool {
     IS_IN_FORCE.get()

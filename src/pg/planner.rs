@@ -2,6 +2,7 @@
 
 use super::citus;
 use super::expression::{Purpose, Relation, analyze, elements};
+use super::identity;
 use super::reference;
 use super::trust::{Whose, has_observable_conditions, is_harmless, is_observable, query_may_tell};
 use crate::error::TtlError;
@@ -588,13 +589,17 @@ unsafe extern "C-unwind" fn walk(node: *mut pg_sys::Node, state: *mut c_void) ->
 }
 
 /// A set-returning function in SQL is put into the query that calls it only after we have seen that. Not where it matters:
-/// then its own queries are planned on their own.
+/// then its own queries are planned on their own. And what a sweep has called is read where it runs, under the search path of the
+/// table's owner. Filters and expressions, which are not volatile, are read under the pinned one.
 #[pg_guard]
 unsafe extern "C-unwind" fn must_not_be_inlined(function: Oid) -> bool {
     // SAFETY: looks into the catalog caches.
     unsafe {
         let Some(hooks) = HOOKS.get() else { return false };
         if hooks.needs_fmgr.is_some_and(|next| pg_sys::ffi::pg_guard_ffi_boundary(|| next(function))) {
+            return true;
+        }
+        if identity::awaits_users_path() && pg_sys::func_volatile(function) == pg_sys::PROVOLATILE_VOLATILE as c_char {
             return true;
         }
         !IS_ASKING.get()

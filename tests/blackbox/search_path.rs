@@ -173,3 +173,15 @@ fn a_schema_whose_name_contains_that_of_temporary_ones_is_none() {
     );
     assert_eq!(db.get("SELECT count(*) FROM public.target"), "1");
 }
+
+#[test]
+fn a_function_in_sql_is_read_where_it_runs() {
+    let (mut db, _) = audited("role");
+    let owner = db.get("SELECT relowner::regrole FROM pg_class WHERE oid = 'app.t'::regclass");
+    db.session(&owner).run(
+        "CREATE FUNCTION told(regclass, jsonb) RETURNS void LANGUAGE sql AS 'INSERT INTO audit SELECT jsonb_array_length($2)';
+         SELECT ttl_create_index('t', 'at', 60, on_expire => 'told(regclass, jsonb)')",
+    );
+    assert_eq!(db.get("SELECT ttl_runner('app.t')"), "3");
+    assert_eq!(db.get("SELECT string_agg(what, ' ' ORDER BY what) FROM app.audit"), "3");
+}

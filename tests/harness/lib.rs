@@ -6,8 +6,9 @@ mod server;
 pub use database::{Database, Session, SqlError};
 pub use server::Server;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 /// A PostgreSQL installation that `make` prepared, by the variable that tells where it is.
 pub fn installation(variable: &str) -> PathBuf {
@@ -25,10 +26,7 @@ pub fn install_script(name: &str) {
     let sharedir = run(Command::new(program("pg_config")).arg("--sharedir"));
     let target = PathBuf::from(sharedir.trim_end()).join("extension").join(name);
     let root = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").expect("cargo"));
-    // Tests may do this side by side, each with the same contents.
-    let draft = target.with_extension(format!("{}", std::process::id()));
-    std::fs::copy(root.join("fixtures").join(name), &draft).expect("a fixture");
-    std::fs::rename(draft, target).expect("installing a script");
+    replace(&target, &std::fs::read(root.join("fixtures").join(name)).expect("a fixture"));
 }
 
 /// Puts another file in the place of the library, as an upgrade of its package does. To PostgreSQL it is another library, and
@@ -36,11 +34,18 @@ pub fn install_script(name: &str) {
 pub fn replace_library() {
     let directory = run(Command::new(program("pg_config")).arg("--pkglibdir"));
     let target = PathBuf::from(directory.trim()).join("pg_ttl_index.so");
-    let draft = target.with_extension(format!("new{}", std::process::id()));
     let mut library = std::fs::read(&target).expect("the library");
     library.push(0);
-    std::fs::write(&draft, library).expect("writing a library");
-    std::fs::rename(draft, target).expect("replacing the library");
+    replace(&target, &library);
+}
+
+/// Puts a file in the place of another at once. Tests may do so side by side.
+fn replace(target: &Path, contents: &[u8]) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let draft = target.with_extension(format!("{}", std::process::id()));
+    std::fs::write(&draft, contents).expect("writing a file");
+    std::fs::rename(draft, target).expect("replacing a file");
 }
 
 /// A command that may start a server: PostgreSQL refuses root, so root becomes postgres.
