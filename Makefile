@@ -1,7 +1,10 @@
 # Two commands do everything: `make demo` and `make test`.
 # PG=16 picks another PostgreSQL; PG_CONFIG=/path/to/pg_config one that is not Debian's.
 
-PG ?= 15
+# The distribution's own, unless another is asked for.
+ifndef PG
+PG := $(shell .ci/major)
+endif
 
 # Kept between runs and outside the checkout, so that a second run, or a fresh clone, is quick.
 CACHE ?= $(if $(filter 0,$(shell id -u)),/var/cache/pg_ttl_index,$(HOME)/.cache/pg_ttl_index)
@@ -28,7 +31,7 @@ help:
 	@echo 'make bench  what it all costs, beside what one would write by hand'
 	@echo 'make regress  the regression tests of PostgreSQL itself, with the library and without'
 	@echo 'make pg_upgrade FROM=15 PG=16  pg_upgrade between majors, with rules'
-	@echo 'PG=14..18   choose the PostgreSQL version (default 15)'
+	@echo 'PG=14..18   choose the PostgreSQL version (default: the distribution)'
 
 rust:
 	@$(STEP) 'find Rust' .ci/rust

@@ -287,7 +287,8 @@ fn a_server_that_has_another_version_in_one_database_sweeps_the_others() {
 fn the_library_can_be_replaced_while_sessions_have_it() {
     // Preloaded, or loaded by each session when it needs it.
     for server in [server(&["pg_ttl_index.naptime=1"]), Arc::new(Server::start(&[]))] {
-        let is_preloaded = Session::connect(&server, "postgres", "postgres").get("SHOW shared_preload_libraries") != "";
+        let is_preloaded =
+            !Session::connect(&server, "postgres", "postgres").get("SHOW shared_preload_libraries").is_empty();
         let mut db = Database::on(&server);
         db.run("CREATE EXTENSION pg_ttl_index; CREATE TABLE kept (id int PRIMARY KEY, at timestamptz, n int)");
         let mut idle = db.session("postgres");
