@@ -21,6 +21,8 @@ export LOGS = $(CACHE)/log/pg$(PG)
 export PATH := $(CACHE)/rust/bin:$(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 STEP = .ci/step
+# The tests mostly wait for servers.
+THREADS = $(shell expr 2 \* $$(nproc))
 FEATURES = --no-default-features --features pg$(PG)
 
 .PHONY: help rust setup install schema demo bench regress pg_upgrade test fmt clippy doc pgtest blackbox clean
@@ -74,7 +76,7 @@ pgtest: setup
 
 blackbox: install
 	@$(STEP) 'set up drivers' .ci/drivers
-	@$(STEP) 'tests against real servers' cargo test --package pg_ttl_index_tests
+	@$(STEP) 'tests against real servers' cargo test --package pg_ttl_index_tests -- --test-threads=$(THREADS)
 
 # FROM is the major to upgrade from, installed before with `make install PG=…`.
 pg_upgrade: export FROM_HOME = $(CACHE)/pg$(FROM)

@@ -65,8 +65,7 @@ fn nobody_but_a_superuser_writes_the_catalog() {
     for statement in [
         "UPDATE ttl_index_table SET active = false",
         "DELETE FROM ttl_index_table",
-        "INSERT INTO ttl_index_table (schema_name, table_name, column_name, expire_after, time_zone)
-         VALUES ('public', 't', 'at', '1 day', 'UTC')",
+        "INSERT INTO ttl_binding (rule_id, relid, attnum) VALUES (1, 'pg_class'::regclass, 1)",
         "TRUNCATE ttl_index_table CASCADE",
         "UPDATE ttl_binding SET relid = 'pg_class'::regclass",
         "DELETE FROM ttl_binding",
