@@ -31,16 +31,14 @@ impl Catalog {
         let found = self.with_rights(|| spi::query(&read, &[id.into()], |row| row.get::<Oid>(1)))?;
         let Some(index) = found.into_iter().flatten().next() else { return Ok(()) };
         let Some(rule) = self.rule_now(id)? else { return Ok(()) };
-        let (filter, unmarked) = (&rule.options.filter, rule.unmarked());
-        let conditions: Vec<_> = filter.iter().chain(&unmarked).map(|condition| format!("({condition})")).collect();
         let tells = identity::sandboxed_as(rule.owner, || {
             index::tells(
                 index,
                 &Wanted {
                     relid: rule.relid,
-                    key: &rule.expiry.compared(),
+                    key: &rule.predicate.expiry.compared(),
                     method: "btree",
-                    condition: (!conditions.is_empty()).then(|| conditions.join(" AND ")).as_deref(),
+                    condition: rule.predicate.timeless().as_deref(),
                     at_once: false,
                     guarantee: None,
                 },

@@ -6,7 +6,7 @@ use super::{Catalog, rules};
 use crate::error::TtlError;
 use crate::pg::transaction::Failure;
 use crate::pg::{access, meaning, spi};
-use crate::rule::{Expiry, Mark, Options, Source};
+use crate::rule::{Mark, Options, Predicate, Source};
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys::Oid;
@@ -49,9 +49,8 @@ pub struct Rule {
     pub not_null: bool,
     /// Whether a statement may set the column.
     pub is_writable: bool,
-    pub expiry: Expiry,
-    /// The soft delete column, quoted, and what is put into it.
-    pub mark: Option<(String, Mark)>,
+    /// Which rows it takes.
+    pub predicate: Predicate,
     pub options: Options,
     /// Whether rows may be in other relations below this one.
     pub has_children: bool,
@@ -91,22 +90,14 @@ impl fmt::Display for Rule {
 }
 
 impl Rule {
-    /// What holds for a row that has expired and that the filter lets go, its parts in parentheses; `cutoff` is a constant
-    /// of the type compared.
-    pub fn has_expired(&self, cutoff: &str) -> Vec<String> {
-        let mut conditions = self.expiry.has_expired(cutoff);
-        conditions.extend(self.options.filter.as_ref().map(|filter| format!("({filter})")));
-        conditions
+    /// Whether it marks rows instead of removing them.
+    pub fn marks(&self) -> bool {
+        self.predicate.mark.is_some()
     }
 
     /// Whether filter and expression call nothing of users. Nothing runs to find out.
     pub fn calls_nothing_of_users(&self) -> bool {
         self.meanings.are_harmless(self.options.filter.is_some(), self.attnum.is_none())
-    }
-
-    /// What holds for a row that is not softly deleted, if the rule deletes so.
-    pub fn unmarked(&self) -> Option<String> {
-        self.mark.as_ref().map(|(column, mark)| mark.unmarked(column))
     }
 }
 
@@ -438,8 +429,7 @@ impl Catalog {
                     .or(lacks(28, PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION)?),
                 not_null: row.get(19)?.unwrap_or_default(),
                 is_writable: row.get(20)?.unwrap_or_default(),
-                expiry,
-                mark,
+                predicate: Predicate::new(expiry, options.filter.clone(), mark),
                 options,
                 has_children: row.get(12)?.unwrap_or_default(),
                 is_due: row.get(13)?.unwrap_or_default(),

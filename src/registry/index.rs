@@ -5,40 +5,17 @@ use crate::catalog::RuleIndex;
 use crate::error::TtlError;
 use crate::pg::index::{self, Wanted};
 use crate::pg::{access, identity, relation, spi, storage};
-use crate::rule::{Expiry, IndexMethod, Options};
+use crate::rule::{IndexMethod, Options, Predicate};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};
-
-/// What the rows of a rule have in common beyond having expired.
-pub struct Conditions {
-    /// The filter, and whether an index may be partial on it.
-    pub filter: Option<(String, bool)>,
-    /// A soft deleting rule looks for rows that are not marked yet.
-    pub unmarked: Option<String>,
-}
-
-impl Conditions {
-    fn all(&self) -> Option<String> {
-        join([self.filter.as_ref().map(|(sql, _)| sql), self.unmarked.as_ref()])
-    }
-
-    fn indexable(&self) -> Option<String> {
-        join([self.filter.as_ref().filter(|(_, immutable)| *immutable).map(|(sql, _)| sql), self.unmarked.as_ref()])
-    }
-}
-
-fn join(parts: [Option<&String>; 2]) -> Option<String> {
-    let parts: Vec<_> = parts.into_iter().flatten().map(|part| format!("({part})")).collect();
-    (!parts.is_empty()).then(|| parts.join(" AND "))
-}
 
 /// Finds or makes the index. `author` is the role whose words the conditions are: the index is made as that role.
 pub fn ensure(
     table: &Table,
     subject: &Subject,
-    expiry: &Expiry,
     options: &Options,
-    conditions: &Conditions,
+    predicate: &Predicate,
+    filter_is_immutable: bool,
     current: Option<&RuleIndex>,
     author: Oid,
 ) -> Result<Option<RuleIndex>, TtlError> {
@@ -52,12 +29,12 @@ pub fn ensure(
     let serving = identity::sandboxed_as(table.owner, || {
         index::serving(&Wanted {
             relid: table.relid,
-            key: &expiry.compared(),
+            key: &predicate.expiry.compared(),
             method: &method.to_string(),
-            condition: conditions.all().as_deref(),
+            condition: predicate.timeless().as_deref(),
             at_once: false,
             // An index without the mark in its predicate would have marked rows scanned again by every sweep.
-            guarantee: conditions.unmarked.as_deref(),
+            guarantee: predicate.unmarked().as_deref(),
         })
     })?;
     if let Some(oid) = serving {
@@ -78,12 +55,13 @@ pub fn ensure(
         let (name, oid) = pending.map_or((name, None), |index| (index.name.clone(), index.oid));
         return Ok(Some(RuleIndex { name, oid, made_by_us: true, is_valid: false }));
     }
-    let predicate = conditions.indexable().map_or_else(String::new, |condition| format!(" WHERE {condition}"));
+    let partial = predicate.indexable(filter_is_immutable);
     let create = format!(
-        "CREATE INDEX {} ON {} USING {method} (({})){predicate}",
+        "CREATE INDEX {} ON {} USING {method} (({})){}",
         quote_identifier(&name),
         table.qualified_name(),
-        expiry.compared()
+        predicate.expiry.compared(),
+        partial.map_or_else(String::new, |condition| format!(" WHERE {condition}"))
     );
     identity::sandboxed_as(author, || spi::execute(&create, &[]))?;
     Ok(Some(RuleIndex { name, oid: None, made_by_us: true, is_valid: true }))

@@ -13,9 +13,8 @@ use crate::pg::expression::{self, Checked, Purpose};
 use crate::pg::names::{Regclass, Regprocedure};
 use crate::pg::{access, board, identity, relation, spi, trust};
 use crate::row;
-use crate::rule::{Expiry, Given, Mark, Options, PartitionAction, Source, Window};
+use crate::rule::{Given, Mark, Options, PartitionAction, Predicate, Source, Window};
 use crate::sweep::is_partition_key;
-use index::Conditions;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
 use table::{Subject, Table};
@@ -196,9 +195,8 @@ fn check_given_filter(relid: Oid, mut given: Given) -> Result<Given, TtlError> {
 
 /// A rule that has passed every check but for its index.
 struct Accepted {
-    expiry: Expiry,
+    predicate: Predicate,
     filter: Option<Checked>,
-    conditions: Conditions,
 }
 
 /// Checks a rule. `author` is the role whose words the filter is, and `id` the number of the rule if it has one.
@@ -225,9 +223,9 @@ fn check(
     if options.hide_expired {
         check_hiding(table, subject, filter.as_ref(), &options.time_zone)?;
     }
-    let unmarked = options.soft_delete_column.as_deref().map(|mark| check_mark(table, subject, mark)).transpose()?;
-    let conditions = Conditions { filter: filter.as_ref().map(|f| (f.sql.clone(), f.immutable)), unmarked };
-    Ok(Accepted { expiry, filter, conditions })
+    let mark = options.soft_delete_column.as_deref().map(|mark| check_mark(table, subject, mark)).transpose()?;
+    let predicate = Predicate::new(expiry, filter.as_ref().map(|filter| filter.sql.clone()), mark);
+    Ok(Accepted { predicate, filter })
 }
 
 /// What the catalog keeps of a rule, but for its index.
@@ -261,10 +259,10 @@ fn save(
     purges: Option<i64>,
 ) -> Result<(), TtlError> {
     let catalog = Catalog::open()?;
-    let Accepted { expiry, filter, conditions } =
-        check(table, subject, options, stored.map(|stored| stored.id), author)?;
+    let Accepted { predicate, filter } = check(table, subject, options, stored.map(|stored| stored.id), author)?;
+    let is_immutable = filter.as_ref().is_some_and(|filter| filter.immutable);
     let current = stored.and_then(|stored| stored.index.as_ref());
-    let index = index::ensure(table, subject, &expiry, options, &conditions, current, author)?;
+    let index = index::ensure(table, subject, options, &predicate, is_immutable, current, author)?;
     if let Some(outdated) = current.filter(|current| !is_same(current, index.as_ref())) {
         index::drop(table, outdated)?;
     }
@@ -368,8 +366,8 @@ fn check_as_owner(table: &Table, condition: &str) -> Result<(), TtlError> {
     Ok(())
 }
 
-/// Checks the column that marks softly deleted rows; returns the condition that a row is not marked.
-fn check_mark(table: &Table, subject: &Subject, name: &str) -> Result<String, TtlError> {
+/// Checks the column that marks softly deleted rows; returns it, quoted, and how it does.
+fn check_mark(table: &Table, subject: &Subject, name: &str) -> Result<(String, Mark), TtlError> {
     let column = table.column(name)?;
     if subject.attnum == Some(column.attnum) || subject.uses.contains(&column.attnum) {
         return Err(TtlError::MarkIsSource(column.name));
@@ -383,6 +381,6 @@ fn check_mark(table: &Table, subject: &Subject, name: &str) -> Result<String, Tt
     match Mark::of_type(column.base_type) {
         None => Err(TtlError::CannotMark { column: column.name, data_type: column.data_type }),
         Some(Mark::Instant) if column.not_null => Err(TtlError::MarkIsNotNull(column.name)),
-        Some(mark) => Ok(mark.unmarked(&column.quoted())),
+        Some(mark) => Ok((column.quoted(), mark)),
     }
 }

@@ -33,8 +33,8 @@ pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation, columns: &[Strin
         })
         .collect();
     let row = row.join(" AND ");
-    let expiry = &rule.expiry;
-    let endless = endless(rule);
+    let expiry = &rule.predicate.expiry;
+    let endless = rule.predicate.endless();
     let has_code = !rule.meanings.are_harmless(rule.options.filter.is_some(), rule.attnum.is_none());
     // The caller needs the right to read what the answer tells of.
     let claim = |lock: &str| {
@@ -48,7 +48,7 @@ pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation, columns: &[Strin
                          ELSE greatest(extract(epoch FROM {left})::double precision, 0::double precision)
                     END
              FROM {table} WHERE {row}",
-            gone = gone(rule),
+            gone = rule.predicate.gone(PRESENT),
             left = sql::operation(&expiry.ends(), "-", PRESENT),
             table = rule.table,
         );
@@ -78,7 +78,7 @@ pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation, columns: &[Strin
         Mode::Lt => format!("CASE WHEN {endless} THEN true ELSE {} END", sql::operation(&expiry.ends(), ">", &target)),
     };
     let (table, column) = (&rule.table, &rule.column);
-    let is_meant = format!("NOT {} AND {condition}", gone(rule));
+    let is_meant = format!("NOT {} AND {condition}", rule.predicate.gone(PRESENT));
     let update = format!("UPDATE {table} SET {column} = {value} WHERE {row}");
     Ok(if has_code {
         Statements {
@@ -89,23 +89,4 @@ pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation, columns: &[Strin
     } else {
         Statements { main: format!("{update} AND {is_meant}"), claim: None, judge: None }
     })
-}
-
-/// A row that has expired, swept or not: the same conditions that the sweep has, or its mark.
-fn gone(rule: &Rule) -> String {
-    let mut conditions = rule.expiry.has_expired(&rule.expiry.cutoff_at(PRESENT));
-    conditions.extend(rule.options.filter.as_ref().map(|filter| format!("({filter})")));
-    let expired = format!("(({}) IS TRUE)", conditions.join(" AND "));
-    match &rule.mark {
-        Some((column, mark)) => format!("({expired} OR NOT {})", mark.unmarked(column)),
-        None => expired,
-    }
-}
-
-/// A row that does not expire by this rule as it is.
-fn endless(rule: &Rule) -> String {
-    match &rule.options.filter {
-        Some(filter) => format!("({} OR ({filter}) IS NOT TRUE)", rule.expiry.is_endless()),
-        None => rule.expiry.is_endless(),
-    }
 }

@@ -69,15 +69,15 @@ pub fn check_touch(rule: &Rule) -> Result<(), TtlError> {
 
 impl Touch {
     fn of(rule: &Rule) -> Result<Self, TtlError> {
-        if !rule.expiry.has_ttl() {
+        if !rule.predicate.expiry.has_ttl() {
             return Err(TtlError::NoClock(rule.name.clone()));
         }
         // A cast would cut off what does not fit.
         let room = usize::try_from(rule.typmod - 4).unwrap_or(usize::MAX);
-        let fits = rule.expiry.source().text_length().is_none_or(|length| length <= room);
-        let fresh = rule.expiry.value_to_begin("$1").filter(|_| rule.is_writable && fits);
+        let fits = rule.predicate.expiry.source().text_length().is_none_or(|length| length <= room);
+        let fresh = rule.predicate.expiry.value_to_begin("$1").filter(|_| rule.is_writable && fits);
         let fresh = fresh.ok_or_else(|| TtlError::NotWritable(rule.name.clone()))?;
-        let endless = rule.expiry.of_value("$2").is_endless();
+        let endless = rule.predicate.expiry.of_value("$2").is_endless();
         let sql = format!("SELECT CAST({fresh} AS {}) WHERE NOT {endless}", rule.type_name);
         let restart = Plan::new(&sql, &mut [pg_sys::TIMESTAMPTZOID, rule.type_oid]);
         let is_plain_instant = rule.type_oid == pg_sys::TIMESTAMPTZOID && rule.typmod < 0;

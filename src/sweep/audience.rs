@@ -83,7 +83,7 @@ pub fn tell(rule: &Rule, leaf: &Leaf, done: &Done) -> Result<(), TtlError> {
         [taken] => taken.range.as_deref(),
         _ => None,
     };
-    let action = match (&rule.mark, &rule.archive) {
+    let action = match (&rule.predicate.mark, &rule.archive) {
         (Some(_), _) => "mark",
         (None, Some(_)) => "archive",
         (None, None) => "delete",

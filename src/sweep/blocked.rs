@@ -28,7 +28,7 @@ fn digest(catalog: &Catalog, rule: &Rule) -> Result<Option<String>, TtlError> {
 /// The value of what is remembered, if it is one of the type that the rule compares now.
 pub fn value(rule: &Rule, up_to: Option<&str>) -> Option<String> {
     let (type_name, value) = up_to?.split_once(' ')?;
-    (type_name == rule.expiry.source().type_name()).then(|| value.to_owned())
+    (type_name == rule.predicate.expiry.source().type_name()).then(|| value.to_owned())
 }
 
 impl Sweep {
@@ -84,7 +84,8 @@ impl Sweep {
     /// Takes down where blocked rows are, and when all of them are worth another try. `is_news` says that there is more to write.
     pub(super) fn remember_blocked(&self, is_news: bool) -> Result<(), TtlError> {
         let (catalog, rule) = (&self.catalog, &self.rule);
-        let up_to = self.blocked_up_to.as_ref().map(|value| format!("{} {value}", rule.expiry.source().type_name()));
+        let up_to =
+            self.blocked_up_to.as_ref().map(|value| format!("{} {value}", rule.predicate.expiry.source().type_name()));
         match &self.left {
             Some(_) => up_to.map_or(Ok(()), |up_to| catalog.add_blocked(rule, &up_to)),
             None if self.tally.blocked > 0 && (is_news || self.trigger == Trigger::Worker) => {

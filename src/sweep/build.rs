@@ -11,6 +11,7 @@ use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Lock};
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{access, spi, statement, storage};
+use crate::rule::Predicate;
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::pg_sys::Oid;
 use pgrx::spi::quote_identifier;
@@ -80,7 +81,7 @@ impl Build<'_> {
                 let method = rule.options.index_method.to_string();
                 index::equivalents(&Wanted {
                     relid,
-                    key: &rule.expiry.compared(),
+                    key: &rule.predicate.expiry.compared(),
                     method: &method,
                     condition: self.predicate.as_deref(),
                     at_once: false,
@@ -150,7 +151,7 @@ impl Build<'_> {
     }
 
     fn command(&self, how: &str, name: &str, table: &str) -> String {
-        let Rule { options, expiry, .. } = self.rule;
+        let Rule { options, predicate: Predicate { expiry, .. }, .. } = self.rule;
         let predicate = self.predicate.as_ref().map_or_else(String::new, |condition| format!(" WHERE {condition}"));
         let name = quote_identifier(name);
         format!(
@@ -164,9 +165,7 @@ impl Build<'_> {
 /// As at registration: the filter, if that is immutable, and the mark.
 fn predicate(rule: &Rule) -> Result<Option<String>, TtlError> {
     let filter = rule.options.filter.as_deref();
-    let filter = filter.map(|filter| expression::check_stored(rule.relid, filter, Purpose::Filter));
-    let filter = filter.transpose()?.filter(|checked| checked.immutable).and(rule.options.filter.as_ref());
-    let unmarked = rule.unmarked();
-    let conditions: Vec<_> = filter.into_iter().chain(&unmarked).map(|condition| format!("({condition})")).collect();
-    Ok((!conditions.is_empty()).then(|| conditions.join(" AND ")))
+    let filter = filter.map(|filter| expression::check_stored(rule.relid, filter, Purpose::Filter)).transpose()?;
+    let is_immutable = filter.is_some_and(|checked| checked.immutable);
+    Ok(rule.predicate.indexable(is_immutable))
 }

@@ -15,7 +15,7 @@ pub struct Cutoff {
 
 /// The cutoff of a rule as of now.
 pub fn of(rule: &Rule) -> Result<Cutoff, TtlError> {
-    let sql = rule.expiry.cutoff("clock_timestamp()");
+    let sql = rule.predicate.expiry.cutoff("clock_timestamp()");
     let found = spi::read(&sql, &[], |row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?, row.get(3)?)))?;
     match found.into_iter().next() {
         Some((literal, instant, Some(present))) => Ok(Cutoff { literal, instant, present }),

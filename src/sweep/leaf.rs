@@ -77,7 +77,7 @@ impl Leaf {
 
     /// Whether removing rows here may run code of users, beyond looking for them.
     pub fn removal_runs_user_code(&self, rule: &Rule) -> bool {
-        rule.mark.is_some() || rule.options.has_audience() || !self.shape.as_ref().is_some_and(Shape::is_plain)
+        rule.marks() || rule.options.has_audience() || !self.shape.as_ref().is_some_and(Shape::is_plain)
     }
 
     /// This relation, if a DELETE by its owner would do nothing but remove rows from its heap.
@@ -87,7 +87,7 @@ impl Leaf {
 
     /// Whether somebody can undo what a removal does to a row, in the same statement. A row that is deleted is deleted.
     pub fn can_undo(&self, rule: &Rule) -> bool {
-        rule.mark.is_some() && self.shape.as_ref().is_some_and(|shape| shape.has_triggers() || !shape.is_plain())
+        rule.marks() && self.shape.as_ref().is_some_and(|shape| shape.has_triggers() || !shape.is_plain())
     }
 
     /// Refuses to go on if removing rows here would run triggers of tables that somebody else owns. To be called with this
@@ -210,7 +210,7 @@ fn nodes(rule: &Rule) -> Result<Vec<Node>, TtlError> {
          WHERE tree.depth > 0 ORDER BY tree.depth, 2",
         is_by_mark = range::is_key("tree.relid", "$4"),
     );
-    let key = rule.attnum.filter(|_| rule.expiry.source().compares_value());
+    let key = rule.attnum.filter(|_| rule.predicate.expiry.source().compares_value());
     let mark = rule.options.soft_delete_column.as_deref();
     let mut nodes = spi::read(&sql, &[rule.relid.into(), key.into(), rule.owner.into(), mark.into()], |row| {
         let is = |ordinal| Ok::<bool, pgrx::spi::Error>(row.get(ordinal)?.unwrap_or_default());

@@ -292,7 +292,7 @@ const DEPENDENT: &str = "
 /// For each of these partitions that still is one: its parent, and what keeps it from going as a whole. Of partitions that
 /// are all there is below their parent, the last stays.
 pub fn obstacles(rule: &Rule, parts: &[Oid], cutoff: &str) -> Result<Vec<(Oid, Oid, Vec<String>)>, TtlError> {
-    let source = rule.expiry.source();
+    let source = rule.predicate.expiry.source();
     let bounds = Bounds::of(parts);
     let can_expire = source.can_expire_from("bound.lower").unwrap_or_else(|| "false".into());
     let sql = format!(

@@ -199,8 +199,8 @@ fn is_partial(index: pgrx::pg_sys::Oid) -> Result<bool, TtlError> {
 
 /// Foreign keys that do not cascade, and triggers.
 fn blockers(rule: &Rule, leaf: &Leaf) -> Result<Vec<String>, TtlError> {
-    let event = if rule.mark.is_some() { 16 } else { 8 };
-    let foreign_keys = if rule.mark.is_some() { "" } else { "ar" };
+    let event = if rule.marks() { 16 } else { 8 };
+    let foreign_keys = if rule.marks() { "" } else { "ar" };
     spi::read(
         "SELECT format('foreign key %I of table %s', k.conname, k.conrelid::regclass)
          FROM pg_constraint k

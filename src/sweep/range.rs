@@ -51,7 +51,7 @@ pub fn judge(rule: &Rule, relids: &[Oid], cutoff: &str) -> Result<HashMap<Oid, V
     if bounds.relids.is_empty() {
         return Ok(HashMap::new());
     }
-    let source = rule.expiry.source();
+    let source = rule.predicate.expiry.source();
     let can_expire = source.can_expire_from("lower").unwrap_or_else(|| "false".into());
     let sql = format!(
         "SELECT relid, coalesce(lower <= {cutoff}, true), coalesce(upper <= {cutoff}, false) AND {can_expire}

@@ -229,13 +229,11 @@ fn attempt<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
 
 /// The index of a relation that has the rows of a rule in the order of expiry.
 pub fn serving_index(rule: &Rule, relid: Oid) -> Result<Option<Oid>, TtlError> {
-    let unmarked = rule.unmarked();
-    let conditions: Vec<_> = rule.options.filter.iter().chain(&unmarked).map(|c| format!("({c})")).collect();
     index::serving(&Wanted {
         relid,
-        key: &rule.expiry.compared(),
+        key: &rule.predicate.expiry.compared(),
         method: "btree",
-        condition: (!conditions.is_empty()).then(|| conditions.join(" AND ")).as_deref(),
+        condition: rule.predicate.timeless().as_deref(),
         at_once: true,
         guarantee: None,
     })

@@ -70,19 +70,18 @@ pub struct Statements {
 
 impl Statements {
     pub fn new(rule: &Rule, cutoff: &str, leaf: &str) -> Self {
-        let mut expired = rule.expiry.has_expired(cutoff);
-        expired.extend(rule.unmarked());
-        let action = match &rule.mark {
+        let expired = rule.predicate.expired(cutoff);
+        let action = match &rule.predicate.mark {
             None => format!("DELETE FROM ONLY {leaf}"),
             Some((column, mark)) => format!("UPDATE ONLY {leaf} SET {column} = {}", mark.value()),
         };
         Self {
             leaf: leaf.to_owned(),
             value: rule.column.clone(),
-            compared: rule.expiry.compared(),
-            source: rule.expiry.source(),
+            compared: rule.predicate.expiry.compared(),
+            source: rule.predicate.expiry.source(),
             expired,
-            filter: rule.options.filter.as_ref().map(|filter| format!("({filter})")),
+            filter: rule.predicate.filter(),
             after: None,
             action,
             audience: None,

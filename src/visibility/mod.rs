@@ -169,7 +169,7 @@ fn load() -> Result<(Vec<Oid>, Hidden), TtlError> {
         about.extend(&relids);
         // The rows of a table of Citus are not here, and no condition on them can be.
         for relid in relids.into_iter().filter(|relid| !citus::is_distributed(*relid)) {
-            let visible = visible(&rule);
+            let visible = rule.predicate.visible(PRESENT, rule.not_null);
             tables
                 .entry(relid)
                 .and_modify(|table| table.visible = format!("({}) AND ({visible})", table.visible))
@@ -178,13 +178,4 @@ fn load() -> Result<(Vec<Oid>, Hidden), TtlError> {
     }
     let refusal = catalog.function_oid("ttl_refuse(oid)")?;
     Ok((about, Hidden { tables, refusal }))
-}
-
-/// What holds for a row that is not hidden.
-fn visible(rule: &Rule) -> String {
-    let visible = rule.expiry.is_visible(PRESENT, rule.not_null);
-    match &rule.options.filter {
-        Some(filter) => format!("{visible} OR ({filter}) IS NOT TRUE"),
-        None => visible,
-    }
 }

@@ -129,7 +129,7 @@ impl Room {
     /// path, so none of them may be called as the owner: not even by the planner, which simplifies what indexes and statistics are on.
     fn of(rule: &Rule, relid: Oid) -> Result<Self, TtlError> {
         let shape = relation::lock(relid, Lock::Read).ok_or(TtlError::UnknownTable(relid.to_u32()))?;
-        let expired = rule.has_expired(&rule.expiry.cutoff_at(PRESENT)).join(" AND ");
+        let expired = rule.predicate.expired_at(PRESENT);
         let is_trusted = access::is_member_of(rule.owner);
         let is_risky = shape.is_risky_to_plan();
         let order = if is_risky && !is_trusted { None } else { order_of(rule, relid)? };
@@ -236,7 +236,11 @@ impl Room {
 fn order_of(rule: &Rule, relid: Oid) -> Result<Option<Order>, TtlError> {
     identity::sandboxed_as(rule.owner, || {
         let Some(index) = sweep::serving_index(rule, relid)? else { return Ok(None) };
-        let is_later = format!("{} OPERATOR(pg_catalog.>) {}", rule.expiry.compared(), rule.expiry.cutoff_at(PRESENT));
+        let is_later = format!(
+            "{} OPERATOR(pg_catalog.>) {}",
+            rule.predicate.expiry.compared(),
+            rule.predicate.expiry.cutoff_at(PRESENT)
+        );
         Ok(Order::by(index, Condition::read(relid, &is_later)?))
     })
 }

@@ -1,0 +1,117 @@
+//! Which rows a rule takes, as SQL, in every form that the extension needs.
+
+use super::{Expiry, Mark};
+
+/// The rows of a rule: those that have expired, that meet its filter, and that no soft delete has marked yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Predicate {
+    pub expiry: Expiry,
+    /// In the canonical form PostgreSQL prints.
+    filter: Option<String>,
+    /// The soft delete column, quoted, and what is put into it.
+    pub mark: Option<(String, Mark)>,
+}
+
+impl Predicate {
+    pub fn new(expiry: Expiry, filter: Option<String>, mark: Option<(String, Mark)>) -> Self {
+        Self { expiry, filter, mark }
+    }
+
+    /// What the filter asks, in parentheses. It is code of users, and may fail on rows that have not expired.
+    pub fn filter(&self) -> Option<String> {
+        self.filter.as_ref().map(|filter| format!("({filter})"))
+    }
+
+    /// What holds for a row that is not softly deleted, in parentheses, if the rule deletes so.
+    pub fn unmarked(&self) -> Option<String> {
+        self.mark.as_ref().map(|(column, mark)| mark.unmarked(column))
+    }
+
+    /// What holds for a row that has expired and is not marked yet, whatever the filter says; its parts, in parentheses. The first
+    /// compares with the cutoff, which is a constant of the type compared.
+    pub fn expired(&self, cutoff: &str) -> Vec<String> {
+        self.expiry.has_expired(cutoff).into_iter().chain(self.unmarked()).collect()
+    }
+
+    /// What holds for a row that has expired and that the filter lets go, marked or not; its parts, in parentheses.
+    fn expired_and_filtered(&self, cutoff: &str) -> Vec<String> {
+        self.expiry.has_expired(cutoff).into_iter().chain(self.filter()).collect()
+    }
+
+    /// What holds for a row that has expired by `present` and that the filter lets go.
+    pub fn expired_at(&self, present: &str) -> String {
+        self.expired_and_filtered(&self.expiry.cutoff_at(present)).join(" AND ")
+    }
+
+    /// What holds for a row that is gone by `present` as far as users are concerned: expired, swept or not, or marked.
+    pub fn gone(&self, present: &str) -> String {
+        let expired = format!("(({}) IS TRUE)", self.expired_at(present));
+        match self.unmarked() {
+            Some(unmarked) => format!("({expired} OR NOT {unmarked})"),
+            None => expired,
+        }
+    }
+
+    /// What holds for a row that never expires as it is.
+    pub fn endless(&self) -> String {
+        match &self.filter {
+            Some(filter) => format!("({} OR ({filter}) IS NOT TRUE)", self.expiry.is_endless()),
+            None => self.expiry.is_endless(),
+        }
+    }
+
+    /// What holds for a row that is not hidden at `present`, in a form that indexes and partition bounds serve.
+    pub fn visible(&self, present: &str, not_null: bool) -> String {
+        let visible = self.expiry.is_visible(present, not_null);
+        match &self.filter {
+            Some(filter) => format!("{visible} OR ({filter}) IS NOT TRUE"),
+            None => visible,
+        }
+    }
+
+    /// What holds for every row that the rule looks for, at any time.
+    pub fn timeless(&self) -> Option<String> {
+        self.indexable(true)
+    }
+
+    /// The same, as far as an index may be partial on it.
+    pub fn indexable(&self, filter_is_immutable: bool) -> Option<String> {
+        let filter = self.filter().filter(|_| filter_is_immutable);
+        let parts: Vec<_> = filter.into_iter().chain(self.unmarked()).collect();
+        (!parts.is_empty()).then(|| parts.join(" AND "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rule::pg_type::TIMESTAMPTZ;
+    use crate::rule::{Source, Ttl};
+
+    fn predicate(filter: Option<&str>, mark: Option<Mark>) -> Predicate {
+        let source = Source::of_type(TIMESTAMPTZ, None).expect("no unit").expect("a type that expires");
+        let ttl = Ttl::from_seconds(60).expect("a valid TTL");
+        let expiry = Expiry::new(source, "at".into(), ttl, "UTC", "ttl");
+        Predicate::new(expiry, filter.map(str::to_owned), mark.map(|mark| ("gone".to_owned(), mark)))
+    }
+
+    #[test]
+    fn a_plain_rule_asks_for_expiry_alone() {
+        let plain = predicate(None, None);
+        assert_eq!(plain.expired("c"), ["(at OPERATOR(pg_catalog.<=) c)"]);
+        assert_eq!((plain.timeless(), plain.filter(), plain.unmarked()), (None, None, None));
+        assert!(!plain.visible("p", true).contains("IS NOT TRUE"));
+    }
+
+    #[test]
+    fn what_is_swept_is_hidden_gone_and_indexed_by_the_same_parts() {
+        let both = predicate(Some("n > 1"), Some(Mark::Instant));
+        assert_eq!(both.expired("c"), ["(at OPERATOR(pg_catalog.<=) c)", "(gone IS NULL)"]);
+        assert_eq!(both.filter().as_deref(), Some("(n > 1)"));
+        assert_eq!(both.timeless().as_deref(), Some("(n > 1) AND (gone IS NULL)"));
+        assert_eq!(both.indexable(false).as_deref(), Some("(gone IS NULL)"));
+        assert!(both.gone("p").ends_with(" AND (n > 1)) IS TRUE) OR NOT (gone IS NULL))"), "{}", both.gone("p"));
+        assert!(both.visible("p", true).ends_with(" OR (n > 1) IS NOT TRUE"));
+        assert!(both.endless().ends_with(" OR (n > 1) IS NOT TRUE)"));
+    }
+}
