@@ -1,10 +1,9 @@
 //! Every error the extension raises of its own: one variant, one SQLSTATE, a hint where a user can act.
 
-use crate::catalog::Unserved;
-use crate::pg::expression::Purpose;
 use crate::rule::{Invalid, Mark, Options, Source};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgSqlErrorCode as Code, function_name};
+use std::fmt;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TtlError {
@@ -174,6 +173,63 @@ pub enum TtlError {
     Unserved(Unserved),
     #[error(transparent)]
     Spi(#[from] pgrx::spi::Error),
+}
+
+/// What an expression is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To decide about a row.
+    Filter,
+    /// To say when a row expires, or what an index is sorted by.
+    Value,
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Filter => "filter",
+            Self::Value => "expression",
+        })
+    }
+}
+
+/// Why a schema is not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unserved {
+    Older(String),
+    Newer(String),
+    /// Its tables or functions are not those of its version; the digest they have.
+    Damaged(String),
+}
+
+impl fmt::Display for Unserved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let library = env!("CARGO_PKG_VERSION");
+        match self {
+            Self::Older(version) | Self::Newer(version) => {
+                write!(
+                    f,
+                    "version {library} of the pg_ttl_index library does not serve version {version} of its schema"
+                )
+            }
+            Self::Damaged(digest) => {
+                write!(f, "the schema of extension pg_ttl_index is not that of its version (digest {digest})")
+            }
+        }
+    }
+}
+
+impl Unserved {
+    /// What an administrator can do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Older(_) => "Use ALTER EXTENSION pg_ttl_index UPDATE.",
+            Self::Newer(_) => "Restart the server with the library of that version.",
+            Self::Damaged(_) => {
+                "Undo changes of the extension's tables and functions, or drop the extension and create it again."
+            }
+        }
+    }
 }
 
 impl TtlError {

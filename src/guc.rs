@@ -2,6 +2,7 @@
 
 use crate::pg::planner;
 use crate::pg::setting::{self, Quantity};
+use crate::pg::transaction::{self, Limits};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 use std::ffi::{CStr, CString};
 use std::time::Duration;
@@ -37,6 +38,7 @@ static HOLD_AFTER_RECOVERY: GucSetting<bool> = GucSetting::<bool>::new(true);
 static HIDE_EXPIRED: GucSetting<bool> = GucSetting::<bool>::new(true);
 
 pub fn init() {
+    transaction::install(Limits { lock_timeout, batch_timeout_ms });
     planner::define_setting(
         c"pg_ttl_index.hide_expired",
         c"Hides expired rows of tables whose rules say so.",

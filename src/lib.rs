@@ -3,17 +3,23 @@
 //! Registering a rule goes `api → registry → rule, catalog`; `pg` is the only module that touches the server's C API.
 //! `docs/architecture.md` tells the rest.
 
+#![deny(unsafe_code)]
+
 mod api;
 mod archive;
 mod cascade;
 mod catalog;
 mod error;
 mod guc;
+mod index;
+#[allow(unsafe_code)]
 mod pg;
 mod registry;
 mod row;
 mod rule;
+mod sandbox;
 mod sweep;
+mod table;
 mod visibility;
 mod worker;
 

@@ -2,6 +2,7 @@
 
 use crate::catalog::Catalog;
 use crate::error::TtlError;
+use crate::pg::entry::c_function;
 use crate::pg::{board, event, process};
 use crate::registry;
 use pgrx::AllocatedByRust;
@@ -98,19 +99,14 @@ fn id_of(row: &PgHeapTuple<'_, AllocatedByRust>) -> Result<i64, TtlError> {
     row.get_by_name::<i64>("id").ok().flatten().ok_or(TtlError::NotOurTrigger)
 }
 
-/// Follows DDL.
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn ttl_follow_ddl(call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    event::answer(call, |event| match Catalog::open_if_served()? {
+c_function!(
+    /// Follows DDL.
+    ttl_follow_ddl,
+    pg_finfo_ttl_follow_ddl,
+    pg_sys::FunctionCallInfo,
+    |call| event::answer(call, |event| match Catalog::open_if_served()? {
         Some(catalog) => catalog.follow(event),
         // The extension is on its way, in or out, or not for us.
         None => Ok(()),
     })
-}
-
-/// What PostgreSQL asks of a function written in C.
-#[unsafe(no_mangle)]
-pub extern "C" fn pg_finfo_ttl_follow_ddl() -> &'static pg_sys::Pg_finfo_record {
-    &pg_sys::Pg_finfo_record { api_version: 1 }
-}
+);

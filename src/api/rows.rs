@@ -2,6 +2,7 @@
 
 use crate::error::TtlError;
 use crate::pg::access::refuse_if_read_only;
+use crate::pg::entry::c_function;
 use crate::pg::names::{Regclass, text_of};
 use crate::pg::span::{interval_of_seconds, interval_of_text};
 use crate::pg::trigger;
@@ -119,35 +120,26 @@ fn ttl_disable_touch(
     Ok(registry::disable_touch(relid, column_name)?)
 }
 
-/// The trigger behind `ttl_enable_touch`; its argument is the number of a rule. Declared in `sql/rows.sql`.
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn ttl_touch_row(call: trigger::Call<'_>) -> pg_sys::Datum {
-    call.answer(row::touched)
-}
+c_function!(
+    /// The trigger behind `ttl_enable_touch`; its argument is the number of a rule. Declared in `sql/rows.sql`.
+    ttl_touch_row,
+    pg_finfo_ttl_touch_row,
+    trigger::Call<'_>,
+    |call| call.answer(row::touched)
+);
 
-/// The trigger of a table with hidden rows; its argument is the number of a rule. Declared in `sql/rows.sql`.
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn ttl_make_room(call: trigger::Call<'_>) -> pg_sys::Datum {
-    call.answer(visibility::made_room)
-}
+c_function!(
+    /// The trigger of a table with hidden rows; its argument is the number of a rule. Declared in `sql/rows.sql`.
+    ttl_make_room,
+    pg_finfo_ttl_make_room,
+    trigger::Call<'_>,
+    |call| call.answer(visibility::made_room)
+);
 
 /// Fails a statement that would do nothing about a hidden row in its way. Put into statements when they are planned.
 #[pg_extern]
 fn ttl_refuse(relid: pg_sys::Oid) -> Result<bool, ErrorReport> {
     Ok(visibility::refuse(relid)?)
-}
-
-/// What PostgreSQL asks of a function written in C.
-#[unsafe(no_mangle)]
-pub extern "C" fn pg_finfo_ttl_touch_row() -> &'static pg_sys::Pg_finfo_record {
-    &pg_sys::Pg_finfo_record { api_version: 1 }
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn pg_finfo_ttl_make_room() -> &'static pg_sys::Pg_finfo_record {
-    pg_finfo_ttl_touch_row()
 }
 
 fn set(row: Row<'_>, ttl: Option<Interval>, mode: Option<&str>) -> Result<bool, ErrorReport> {

@@ -1,13 +1,15 @@
 //! Starting, stopping and watching workers.
 
-use crate::catalog::{Catalog, Unserved};
-use crate::error::TtlError;
+use crate::catalog::Catalog;
+use crate::error::{TtlError, Unserved};
+use crate::index;
 use crate::pg::access::refuse_if_read_only;
 use crate::pg::board::{For, Hold};
+use crate::pg::entry::c_function;
 use crate::pg::transaction::subtransaction;
 use crate::pg::{board, memo, process, recovery, relation};
 use crate::rule::Window;
-use crate::sweep::{self, lag};
+use crate::sweep::lag;
 use crate::worker;
 use crate::worker::schedule;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
@@ -71,30 +73,21 @@ pub fn ttl_database_hold() -> Result<Option<String>, ErrorReport> {
     }
 }
 
-/// What version 3.0.0 of the schema calls in the library. Declared there.
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn ttl_start_worker(_call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    TtlError::Unserved(Unserved::Older("3.0.0".into())).raise()
-}
+c_function!(
+    /// What version 3.0.0 of the schema calls in the library. Declared there.
+    ttl_start_worker,
+    pg_finfo_ttl_start_worker,
+    pg_sys::FunctionCallInfo,
+    |_| TtlError::Unserved(Unserved::Older("3.0.0".into())).raise()
+);
 
-/// The same.
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn ttl_stop_worker(call: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    ttl_start_worker(call)
-}
-
-/// What PostgreSQL asks of a function written in C.
-#[unsafe(no_mangle)]
-pub extern "C" fn pg_finfo_ttl_start_worker() -> &'static pg_sys::Pg_finfo_record {
-    &pg_sys::Pg_finfo_record { api_version: 1 }
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn pg_finfo_ttl_stop_worker() -> &'static pg_sys::Pg_finfo_record {
-    pg_finfo_ttl_start_worker()
-}
+c_function!(
+    /// The same.
+    ttl_stop_worker,
+    pg_finfo_ttl_stop_worker,
+    pg_sys::FunctionCallInfo,
+    |_| TtlError::Unserved(Unserved::Older("3.0.0".into())).raise()
+);
 
 /// Has every session forget what it knows of the rules on a table, and plan its queries anew, when this transaction
 /// commits.
@@ -184,7 +177,7 @@ pub fn ttl_lags() -> Result<TableIterator<'static, (name!(rule_id, i64), name!(l
 /// Whether a table, or a part of it, is so large that a worker does not read it through while its index is being made.
 #[pg_extern(stable)]
 pub fn ttl_is_large(relid: Oid) -> bool {
-    let is_large = |part: Oid| relation::blocks_at_once(part).is_some_and(|blocks| blocks > sweep::FEW_BLOCKS);
+    let is_large = |part: Oid| relation::blocks_at_once(part).is_some_and(|blocks| blocks > index::SHORT_HEAP);
     relation::tree(relid).into_iter().any(is_large)
 }
 

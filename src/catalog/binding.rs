@@ -1,8 +1,7 @@
 //! What the names of a rule stand for in this database: columns, types, and the meaning of its expressions.
 
 use super::{Catalog, Rule};
-use crate::error::TtlError;
-use crate::pg::expression::Purpose;
+use crate::error::{Purpose, TtlError};
 use crate::pg::transaction::subtransaction;
 use crate::pg::{access, board, identity, meaning, process, relation, spi};
 use pgrx::pg_sys::Oid;

@@ -5,9 +5,8 @@
 
 use super::Catalog;
 use super::binding::FINGERPRINT;
-use crate::error::TtlError;
+use crate::error::{Purpose, TtlError};
 use crate::pg::event::Event;
-use crate::pg::expression::Purpose;
 use crate::pg::plan::Plan;
 use crate::pg::transaction::{Failure, subtransaction};
 use crate::pg::{access, identity, meaning, spi};

@@ -16,7 +16,6 @@ pub use outcome::{Blocked, Outcome, Trigger};
 pub use probe::Probe;
 pub use restore::DumpedRule;
 pub use rules::{Definition, RuleIndex, StoredRule};
-pub use schema::Unserved;
 pub use sweepable::{Broken, Claim, Rule};
 
 use crate::error::TtlError;

@@ -3,11 +3,10 @@
 //! A package may be upgraded long before `ALTER EXTENSION … UPDATE`, and a schema before the server is restarted. Until both fit, or
 //! if somebody has changed the extension's tables by hand, the library leaves the database alone: no query may fail for it.
 
-use crate::error::TtlError;
+use crate::error::{TtlError, Unserved};
 use crate::pg::memo::Memo;
 use crate::pg::{process, spi};
 use pgrx::pg_sys::{InvalidOid, Oid};
-use std::fmt;
 use std::rc::Rc;
 
 /// The versions that are served, each with the digest of its schema that [`DIGEST`] computes. A release adds a line and takes none
@@ -29,45 +28,6 @@ const DIGEST: &str = "SELECT md5(string_agg(part, ' ' ORDER BY part COLLATE \"C\
          FROM pg_proc p JOIN pg_type t ON t.oid = p.prorettype
          WHERE d.classid = 'pg_proc'::regclass AND p.oid = d.objid AND p.pronamespace = e.extnamespace) AS parts (part)
      WHERE d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'";
-
-/// Why a schema is not served.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unserved {
-    Older(String),
-    Newer(String),
-    /// Its tables or functions are not those of its version; the digest they have.
-    Damaged(String),
-}
-
-impl fmt::Display for Unserved {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let library = env!("CARGO_PKG_VERSION");
-        match self {
-            Self::Older(version) | Self::Newer(version) => {
-                write!(
-                    f,
-                    "version {library} of the pg_ttl_index library does not serve version {version} of its schema"
-                )
-            }
-            Self::Damaged(digest) => {
-                write!(f, "the schema of extension pg_ttl_index is not that of its version (digest {digest})")
-            }
-        }
-    }
-}
-
-impl Unserved {
-    /// What an administrator can do about it.
-    pub fn hint(&self) -> &'static str {
-        match self {
-            Self::Older(_) => "Use ALTER EXTENSION pg_ttl_index UPDATE.",
-            Self::Newer(_) => "Restart the server with the library of that version.",
-            Self::Damaged(_) => {
-                "Undo changes of the extension's tables and functions, or drop the extension and create it again."
-            }
-        }
-    }
-}
 
 /// What a database has of the extension.
 struct Installed {

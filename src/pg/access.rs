@@ -1,6 +1,5 @@
 //! Locks, and the state of the session that a call finds.
 
-use crate::rule::instant::POSTGRES_EPOCH;
 use pgrx::pg_sys;
 use std::ffi::{CStr, CString};
 
@@ -77,7 +76,7 @@ pub fn in_binary_upgrade() -> bool {
 /// The present, in microseconds since 1970.
 pub fn unix_micros() -> i64 {
     let from_2000 = i64::from(pgrx::datum::datetime_support::clock_timestamp());
-    from_2000 + POSTGRES_EPOCH
+    from_2000 + i64::from(pg_sys::POSTGRES_EPOCH_JDATE - pg_sys::UNIX_EPOCH_JDATE) * 86_400_000_000
 }
 
 /// The role whose rights are in force.
@@ -132,6 +131,13 @@ pub fn is_in_every_session() -> bool {
     [c"shared_preload_libraries", c"session_preload_libraries"]
         .iter()
         .any(|name| setting(name).split(',').any(|library| library.trim().trim_matches('"') == "pg_ttl_index"))
+}
+
+/// Whether no relation of a schema has this name.
+pub fn is_free_name(namespace: pg_sys::Oid, name: &str) -> bool {
+    let name = CString::new(name).unwrap_or_default();
+    // SAFETY: looks into the catalog caches.
+    unsafe { pg_sys::get_relname_relid(name.as_ptr(), namespace) == pg_sys::InvalidOid }
 }
 
 /// The schema of a relation.

@@ -1,6 +1,8 @@
 //! The bounds of partitions, as PostgreSQL keeps them.
 
 use super::expression::elements;
+use super::spi;
+use crate::error::TtlError;
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
@@ -51,4 +53,32 @@ unsafe fn first(datums: *mut pg_sys::List) -> Option<String> {
         let text = pg_sys::OidOutputFunctionCall(output, (*value).constvalue);
         Some(CStr::from_ptr(text).to_string_lossy().into_owned())
     }
+}
+
+/// SQL that tells whether a column, by its name, is part of the partition key of a relation, or an expression in it uses it:
+/// PostgreSQL has such a column depend on its own table.
+pub fn partition_key_sql(relid: &str, column: &str) -> String {
+    format!(
+        "EXISTS (SELECT FROM pg_partitioned_table p
+                 JOIN pg_attribute key ON key.attrelid = p.partrelid AND key.attname = {column}
+                 JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = p.partrelid AND d.objsubid = key.attnum
+                  AND d.refclassid = d.classid AND d.refobjid = d.objid AND d.refobjsubid = 0 AND d.deptype = 'i'
+                 WHERE p.partrelid = {relid})"
+    )
+}
+
+/// Whether a column is in the partition key of something that the relation is a partition of.
+pub fn is_partition_key_above(relid: pg_sys::Oid, column: &str) -> Result<bool, TtlError> {
+    let sql = format!(
+        "SELECT FROM pg_partition_ancestors($1) AS above WHERE above.relid <> $1 AND {}",
+        partition_key_sql("above.relid", "$2")
+    );
+    Ok(!spi::read(&sql, &[relid.into(), column.into()], |_| Ok(()))?.is_empty())
+}
+
+/// The same of it, or of anything below it.
+pub fn is_partition_key(relid: pg_sys::Oid, column: &str) -> Result<bool, TtlError> {
+    let sql = format!("SELECT FROM pg_partition_tree($1) AS tree WHERE {}", partition_key_sql("tree.relid", "$2"));
+    let is_below = !spi::read(&sql, &[relid.into(), column.into()], |_| Ok(()))?.is_empty();
+    Ok(is_below || is_partition_key_above(relid, column)?)
 }

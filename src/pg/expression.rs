@@ -3,11 +3,10 @@
 use super::identity::{with_canonical_output, with_standard_syntax};
 use super::transaction::{is_interrupt, subtransaction};
 use super::trust::{Whose, is_harmless};
-use crate::error::TtlError;
+use crate::error::{Purpose, TtlError};
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 use std::ffi::{CStr, CString};
-use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::ptr;
 
@@ -25,24 +24,6 @@ pub struct Checked {
     pub is_column: bool,
     /// Whether it can run in anybody's query.
     pub is_harmless: bool,
-}
-
-/// What an expression is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// To decide about a row.
-    Filter,
-    /// To say when a row expires, or what an index is sorted by.
-    Value,
-}
-
-impl fmt::Display for Purpose {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Filter => "filter",
-            Self::Value => "expression",
-        })
-    }
 }
 
 /// Checks an expression as its author wrote it, read under the search path and the other settings in force.

@@ -1,9 +1,9 @@
-//! Which index of a table can serve a rule, and what a new one may be called.
+//! Which index of a table fits what is wanted of one.
 
-use super::expression::{Purpose, Relation, analyze, clauses, elements};
-use crate::error::TtlError;
+use super::expression::{Relation, analyze, clauses, elements};
+use crate::error::{Purpose, TtlError};
 use pgrx::pg_sys;
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::ptr;
 
 /// What a rule needs of an index.
@@ -74,34 +74,6 @@ pub fn equivalents(wanted: &Wanted<'_>) -> Result<Vec<Equivalent>, TtlError> {
         }
     }
     Ok(found)
-}
-
-/// What names of indexes that we make begin with.
-pub const PREFIX: &str = "idx_ttl_";
-
-/// `idx_ttl_{table}_{name}`, shortened and numbered as PostgreSQL does it for the names it chooses.
-pub fn free_name(namespace: pg_sys::Oid, table: &str, name: &str) -> String {
-    let numbers = std::iter::once(None).chain((1..).map(Some));
-    let mut names = numbers.map(|number: Option<u32>| name_with(table, name, number));
-    names.find(|name| is_free(namespace, name)).unwrap_or_default()
-}
-
-/// Whether no relation of the schema has this name.
-pub fn is_free(namespace: pg_sys::Oid, name: &str) -> bool {
-    let name = CString::new(name).unwrap_or_default();
-    // SAFETY: looks into the catalog caches.
-    unsafe { pg_sys::get_relname_relid(name.as_ptr(), namespace) == pg_sys::InvalidOid }
-}
-
-fn name_with(table: &str, name: &str, number: Option<u32>) -> String {
-    let text = |text: String| CString::new(text).unwrap_or_default();
-    let (table, name) = (text(format!("{PREFIX}{table}")), text(name.to_owned()));
-    let number = number.map(|number| text(number.to_string()));
-    let label = number.as_ref().map_or(ptr::null(), |number| number.as_ptr());
-    // SAFETY: all are C strings; the result is a palloc'd one.
-    unsafe {
-        CStr::from_ptr(pg_sys::makeObjectName(table.as_ptr(), name.as_ptr(), label)).to_string_lossy().into_owned()
-    }
 }
 
 /// Whether a btree index has exactly the rows that a rule goes by, and is on what it goes by.

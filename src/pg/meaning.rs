@@ -3,9 +3,9 @@
 //! The form has columns by number, and functions, operators, types and labels of enums by identifier. So it can be printed
 //! again after any of them was renamed, and it tells whether a text still says what it said.
 
-use super::expression::{Purpose, Relation, analyze};
+use super::expression::{Relation, analyze};
 use super::trust;
-use crate::error::TtlError;
+use crate::error::{Purpose, TtlError};
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 use std::ffi::{CStr, CString, c_void};

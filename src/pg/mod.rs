@@ -6,6 +6,7 @@ pub mod bound;
 pub mod chain;
 pub mod citus;
 pub mod conflict;
+pub mod entry;
 pub mod estimate;
 pub mod event;
 pub mod executor;

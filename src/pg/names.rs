@@ -1,12 +1,25 @@
 //! Arguments of types that pgrx does not have: `regclass` and `regprocedure`, whose names resolve in the caller's search path
-//! before we are called; and values of any type as their text.
+//! before we are called; values of any type as their text; and names of new objects.
 
 use super::identity;
 use pgrx::callconv::{Arg, ArgAbi};
 use pgrx::nullable::Nullable;
 use pgrx::spi::quote_qualified_identifier;
 use pgrx::{AnyElement, impl_sql_translatable, pg_sys};
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
+use std::ptr;
+
+/// A name for an object, made of two others and a number, and shortened as PostgreSQL does it for the names it chooses.
+pub fn object_name(first: &str, second: &str, number: Option<u32>) -> String {
+    let text = |text: String| CString::new(text).unwrap_or_default();
+    let (first, second) = (text(first.to_owned()), text(second.to_owned()));
+    let number = number.map(|number| text(number.to_string()));
+    let label = number.as_ref().map_or(ptr::null(), |number| number.as_ptr());
+    // SAFETY: all are C strings; the result is a palloc'd one.
+    unsafe {
+        CStr::from_ptr(pg_sys::makeObjectName(first.as_ptr(), second.as_ptr(), label)).to_string_lossy().into_owned()
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Regclass(pub pg_sys::Oid);

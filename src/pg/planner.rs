@@ -1,11 +1,11 @@
 //! Adds conditions to the tables of a query before it is planned, as row-level security does.
 
 use super::citus;
-use super::expression::{Purpose, Relation, analyze, elements};
+use super::expression::{Relation, analyze, elements};
 use super::identity;
 use super::reference;
 use super::trust::{Whose, has_observable_conditions, is_harmless, is_observable, query_may_tell};
-use crate::error::TtlError;
+use crate::error::{Purpose, TtlError};
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};

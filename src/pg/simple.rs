@@ -1,6 +1,7 @@
 //! Filters that no code of users can run in, told without running any: from how they are written.
 
-use super::expression::{Purpose, elements, parse};
+use super::expression::{elements, parse};
+use crate::error::Purpose;
 use pgrx::{PgTryBuilder, pg_sys};
 use std::ffi::CStr;
 

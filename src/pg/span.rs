@@ -2,16 +2,15 @@
 
 use super::spi;
 use crate::error::TtlError;
-use crate::rule::Invalid;
 use pgrx::datum::Interval;
 
 /// An interval as PostgreSQL reads it: a number alone is seconds. Its own error tells what is wrong with another text.
 pub fn interval_of_text(text: &str) -> Result<Interval, TtlError> {
     let read = spi::query("SELECT $1::interval", &[text.into()], |row| row.get(1))?;
-    read.into_iter().flatten().next().ok_or_else(|| Invalid::Missing("an interval").into())
+    read.into_iter().flatten().next().ok_or(TtlError::Mismatch)
 }
 
 pub fn interval_of_seconds(seconds: f64) -> Result<Interval, TtlError> {
     let read = spi::query("SELECT make_interval(secs => $1)", &[seconds.into()], |row| row.get(1))?;
-    read.into_iter().flatten().next().ok_or_else(|| Invalid::Missing("an interval").into())
+    read.into_iter().flatten().next().ok_or(TtlError::Mismatch)
 }

@@ -1,9 +1,8 @@
 //! Commands that cannot run in a transaction, because they have several of their own.
 
-use super::transaction::{Failure, catch, leave_nothing_behind, set_time_limit};
+use super::transaction::{Failure, batch_timeout_ms, catch, leave_nothing_behind, set_time_limit};
 use super::{board, identity, process};
 use crate::error::TtlError;
-use crate::guc;
 use pgrx::{PgList, PgMemoryContexts, pg_sys};
 use std::ffi::{CStr, CString, c_char};
 use std::time::Duration;
@@ -28,7 +27,7 @@ pub fn can_run_alone() -> bool {
 pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(), Failure> {
     let text = CString::new(sql).unwrap_or_default();
     set_lock_timeout(patience);
-    set_time_limit(guc::batch_timeout_ms());
+    set_time_limit(batch_timeout_ms());
     board::report_busy(true);
     let result = as_role(role, || {
         in_transactions(|memory| {

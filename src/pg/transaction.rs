@@ -2,7 +2,7 @@
 
 use super::{board, identity};
 use crate::error::TtlError;
-use crate::guc;
+use once_cell::sync::OnceCell;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReport, ErrorReportWithLevel};
 use pgrx::{PgSqlErrorCode, PgTryBuilder, function_name, pg_sys};
 use std::cell::Cell;
@@ -167,6 +167,23 @@ fn in_subtransaction<T>(is_kept: bool, work: impl FnOnce() -> Result<T, TtlError
 const HASTY_LIMIT: Duration = Duration::from_secs(2);
 const HASTY_LOCK_TIMEOUT: Duration = Duration::from_millis(50);
 
+/// How long a transaction of a worker may wait for a lock, and last in milliseconds, as the settings say; 0 is for ever.
+pub struct Limits {
+    pub lock_timeout: fn() -> Duration,
+    pub batch_timeout_ms: fn() -> i32,
+}
+
+static LIMITS: OnceCell<Limits> = OnceCell::new();
+
+/// Says what the limits are, when the library is loaded.
+pub fn install(limits: Limits) {
+    let _ = LIMITS.set(limits);
+}
+
+pub(super) fn batch_timeout_ms() -> i32 {
+    LIMITS.get().map_or(0, |limits| (limits.batch_timeout_ms)())
+}
+
 thread_local! {
     static IS_HASTY: Cell<bool> = const { Cell::new(false) };
 }
@@ -191,12 +208,13 @@ impl Drop for Hurry {
 /// How long a sweep waits for a lock, as PostgreSQL's `lock_timeout` takes it.
 pub fn lock_timeout() -> CString {
     let most = if IS_HASTY.get() { HASTY_LOCK_TIMEOUT } else { Duration::MAX };
-    CString::new(guc::lock_timeout().min(most).as_millis().to_string()).unwrap_or_default()
+    let usual = LIMITS.get().map_or(Duration::ZERO, |limits| (limits.lock_timeout)());
+    CString::new(usual.min(most).as_millis().to_string()).unwrap_or_default()
 }
 
 /// Milliseconds that a transaction of a worker has; 0 is for ever.
 fn time_limit() -> i32 {
-    let (usual, hasty) = (guc::batch_timeout_ms(), HASTY_LIMIT.as_millis() as i32);
+    let (usual, hasty) = (batch_timeout_ms(), HASTY_LIMIT.as_millis() as i32);
     match usual {
         _ if !IS_HASTY.get() => usual,
         0 => hasty,

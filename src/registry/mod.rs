@@ -1,23 +1,21 @@
 //! Puts rules onto tables: checks table, columns and filter, sees to the index, and writes the catalog.
 
-mod index;
 mod restored;
-mod table;
 
 pub use restored::restore;
 
 use crate::archive::Archive;
 use crate::catalog::{Catalog, Definition, Rule, RuleIndex, StoredRule};
-use crate::error::TtlError;
-use crate::pg::expression::{self, Checked, Purpose};
+use crate::error::{Purpose, TtlError};
+use crate::index;
+use crate::pg::expression::{self, Checked};
 use crate::pg::names::{Regclass, Regprocedure};
-use crate::pg::{access, board, identity, relation, spi, trust};
+use crate::pg::{access, board, bound, identity, relation, spi, trust};
 use crate::row;
 use crate::rule::{Given, Mark, Options, PartitionAction, Predicate, Source, Window};
-use crate::sweep::is_partition_key;
+use crate::table::{Subject, Table};
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
-use table::{Subject, Table};
 
 /// The functions behind our triggers.
 const TOUCH: &str = "ttl_touch_row";
@@ -375,7 +373,7 @@ fn check_mark(table: &Table, subject: &Subject, name: &str) -> Result<(String, M
     if column.generated {
         return Err(TtlError::MarkIsGenerated(column.name));
     }
-    if is_partition_key(table.relid, &column.name)? {
+    if bound::is_partition_key(table.relid, &column.name)? {
         return Err(TtlError::MarkIsKey(column.name));
     }
     match Mark::of_type(column.base_type) {

@@ -1,12 +1,12 @@
 //! Rules that a role without rights on the catalog writes into it, as a restore does. Each passes the checks of a registration.
 
-use super::table::Table;
 use super::{check, definition};
 use crate::catalog::{Catalog, Definition, DumpedRule};
 use crate::error::TtlError;
 use crate::pg::transaction::subtransaction;
 use crate::pg::{access, spi};
 use crate::rule::{Given, Invalid, Options};
+use crate::table::Table;
 use pgrx::JsonB;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;

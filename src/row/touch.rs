@@ -6,7 +6,7 @@ use crate::pg::memo::Memo;
 use crate::pg::plan::Plan;
 use crate::pg::relation;
 use crate::pg::trigger::{Change, Column, NewRow};
-use crate::sweep;
+use crate::sandbox;
 use pgrx::datum::DatumWithOid;
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::pg_sys::{self, Oid};
@@ -31,7 +31,7 @@ thread_local! {
 pub fn touched<'a>(update: &'a Change<'_>) -> Result<NewRow<'a>, TtlError> {
     let rule_id = update.argument().and_then(|id| id.parse().ok()).filter(|_| update.is_update());
     let rule_id = rule_id.ok_or(TtlError::NotOurTrigger)?;
-    if sweep::is_under_way_in(update.relid()) || super::is_setting(rule_id) {
+    if sandbox::is_under_way_in(update.relid()) || super::is_setting(rule_id) {
         return Ok(update.row());
     }
     let touch = touch_of(rule_id, update.relid())?;

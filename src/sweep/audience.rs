@@ -1,14 +1,13 @@
 //! Those who have a rule's expired rows, or hear of them: the archive, the function, the channel.
 
 use super::batch::{Done, Taken};
-use super::in_sandbox;
 use super::leaf::Leaf;
-use super::sandbox::UnderWay;
 use super::statement::Audience;
 use crate::archive::Archive;
 use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::pg::spi;
+use crate::sandbox::{UnderWay, in_sandbox};
 use pgrx::pg_sys::Oid;
 use serde_json::json;
 

@@ -4,12 +4,13 @@
 //! there is blocked, or came late; both wait until they are due, and cost nothing meanwhile.
 
 use super::scan::{Care, Harvest};
-use super::{Sweep, Work, batch, harvest_size, in_sandbox};
+use super::{Sweep, Work, batch, harvest_size};
 use crate::catalog::{Blocked, Catalog, Rule, Trigger};
 use crate::error::TtlError;
 use crate::pg::plan::{Places, Plan, Tid};
 use crate::pg::relation::tree;
 use crate::pg::transaction::Failure;
+use crate::sandbox::in_sandbox;
 use pgrx::PgSqlErrorCode;
 
 /// The value that a sweep by a worker begins behind, if it is to leave blocked rows alone. `None` if all are to be tried.

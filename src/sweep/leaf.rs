@@ -7,7 +7,7 @@ use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Lock, Shape};
-use crate::pg::{access, simple, spi, storage};
+use crate::pg::{access, bound, simple, spi, storage};
 use crate::rule::PartitionAction;
 use pgrx::pg_sys::Oid;
 use std::collections::{HashMap, VecDeque};
@@ -136,7 +136,7 @@ pub fn find(rule: &Rule, cutoff: &str, leaves_parts: bool) -> Result<Leaves, Ttl
     storage::check(rule.relid)?;
     let root = Leaf::new(rule.relid, rule.table.clone());
     let is_by_mark = match &rule.options.soft_delete_column {
-        Some(mark) => range::is_key_above(rule.relid, mark)?,
+        Some(mark) => bound::is_partition_key_above(rule.relid, mark)?,
         None => false,
     };
     if !rule.has_children {
@@ -208,7 +208,7 @@ fn nodes(rule: &Rule) -> Result<Vec<Node>, TtlError> {
          JOIN pg_class c ON c.oid = tree.relid
          JOIN pg_namespace n ON n.oid = c.relnamespace
          WHERE tree.depth > 0 ORDER BY tree.depth, 2",
-        is_by_mark = range::is_key("tree.relid", "$4"),
+        is_by_mark = bound::partition_key_sql("tree.relid", "$4"),
     );
     let key = rule.attnum.filter(|_| rule.predicate.expiry.source().compares_value());
     let mark = rule.options.soft_delete_column.as_deref();
@@ -230,16 +230,6 @@ fn nodes(rule: &Rule) -> Result<Vec<Node>, TtlError> {
         node.obstacle = obstacles.remove(&node.leaf.relid).or(node.obstacle.take());
     }
     Ok(nodes)
-}
-
-/// Every relation below the rule's table that has rows of its own and its owner.
-pub fn all(rule: &Rule) -> Result<Vec<Oid>, TtlError> {
-    spi::read(
-        "SELECT c.oid FROM pg_partition_tree($1) AS tree JOIN pg_class c ON c.oid = tree.relid
-         WHERE c.relkind = 'r' AND c.relowner = $2",
-        &[rule.relid.into(), rule.owner.into()],
-        |row| Ok(row.get(1)?.unwrap_or_default()),
-    )
 }
 
 /// Adds a leaf to its part.

@@ -3,7 +3,7 @@
 use super::batch::is_about_rows;
 use super::leaf::Leaf;
 use super::range::Bounds;
-use super::{Step, Sweep, audience, in_sandbox};
+use super::{Step, Sweep, audience};
 use crate::catalog::{Catalog, Claim, Rule};
 use crate::error::TtlError;
 use crate::guc;
@@ -12,6 +12,7 @@ use crate::pg::relation::{self, Held, Lock};
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{identity, login, process, spi, statement};
 use crate::rule::PartitionAction;
+use crate::sandbox::in_sandbox;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 use std::time::Duration;

@@ -3,16 +3,18 @@
 use super::batch::is_about_rows;
 use super::leaf::Leaf;
 use super::partition::Part;
-use super::scan::{self, FEW_BLOCKS};
+use super::scan;
 use super::statement::{Look, Statements};
-use super::{cutoff, in_sandbox, leaf};
+use super::{cutoff, leaf};
 use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::guc;
+use crate::index::{self, SHORT_HEAP};
 use crate::pg::names::Regclass;
 use crate::pg::transaction::subtransaction;
 use crate::pg::{identity, spi};
 use crate::rule::PartitionAction;
+use crate::sandbox::in_sandbox;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 
 /// How much of a relation is looked at before an estimate has to do. All relations share what there is.
@@ -29,7 +31,7 @@ struct Budget {
 impl Budget {
     fn for_each_of(relations: usize) -> Self {
         let share = |all: u32, least: u32| (all / u32::try_from(relations.max(1)).unwrap_or(u32::MAX)).max(least);
-        Self { rows: share(100_000, 1_000).into(), blocks: share(FEW_BLOCKS, 64), sampled: share(2_000, 64) }
+        Self { rows: share(100_000, 1_000).into(), blocks: share(SHORT_HEAP, 64), sampled: share(2_000, 64) }
     }
 }
 
@@ -115,7 +117,7 @@ impl Preview {
 
     fn of_leaf(rule: &Rule, leaf: Leaf, cutoff: &str, rate: Option<f64>, budget: Budget) -> Result<Self, TtlError> {
         let statements = Statements::new(rule, cutoff, &leaf.name);
-        let (index, blocks) = (scan::serving_index(rule, leaf.relid)?, scan::blocks(&leaf)?);
+        let (index, blocks) = (index::serving(rule, leaf.relid)?, scan::blocks(&leaf)?);
         let percent = (blocks > budget.blocks).then(|| 100.0 * f64::from(budget.sampled) / f64::from(blocks));
         let most = budget.rows + 1;
         let look = match (index, percent) {

@@ -64,31 +64,3 @@ pub fn judge(rule: &Rule, relids: &[Oid], cutoff: &str) -> Result<HashMap<Oid, V
     })?;
     Ok(found.into_iter().collect())
 }
-
-/// SQL that tells whether a column, by its name, is part of the partition key of a relation, or an expression in it uses it:
-/// PostgreSQL has such a column depend on its own table.
-pub fn is_key(relid: &str, column: &str) -> String {
-    format!(
-        "EXISTS (SELECT FROM pg_partitioned_table p
-                 JOIN pg_attribute key ON key.attrelid = p.partrelid AND key.attname = {column}
-                 JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = p.partrelid AND d.objsubid = key.attnum
-                  AND d.refclassid = d.classid AND d.refobjid = d.objid AND d.refobjsubid = 0 AND d.deptype = 'i'
-                 WHERE p.partrelid = {relid})"
-    )
-}
-
-/// Whether a column is in the partition key of something that the relation is a partition of.
-pub fn is_key_above(relid: Oid, column: &str) -> Result<bool, TtlError> {
-    let sql = format!(
-        "SELECT FROM pg_partition_ancestors($1) AS above WHERE above.relid <> $1 AND {}",
-        is_key("above.relid", "$2")
-    );
-    Ok(!spi::read(&sql, &[relid.into(), column.into()], |_| Ok(()))?.is_empty())
-}
-
-/// The same of it, or of anything below it.
-pub fn is_key_anywhere(relid: Oid, column: &str) -> Result<bool, TtlError> {
-    let sql = format!("SELECT FROM pg_partition_tree($1) AS tree WHERE {}", is_key("tree.relid", "$2"));
-    let is_below = !spi::read(&sql, &[relid.into(), column.into()], |_| Ok(()))?.is_empty();
-    Ok(is_below || is_key_above(relid, column)?)
-}

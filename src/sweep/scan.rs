@@ -5,12 +5,11 @@ use super::leaf::Leaf;
 use super::statement::{Statements, Which};
 use crate::catalog::Rule;
 use crate::error::TtlError;
+use crate::index::{self, SHORT_HEAP};
 use crate::pg::identity::Setting;
-use crate::pg::index::{self, Wanted};
 use crate::pg::plan::{Found, Places, Plan, Tid};
 use crate::pg::transaction::{Failure, subtransaction};
 use crate::pg::{identity, spi};
-use pgrx::pg_sys::Oid;
 
 /// Rows that share one value come in one harvest. If there are more of them than this, the scan goes through the heap
 /// instead, where it can stop anywhere.
@@ -18,9 +17,6 @@ const MOST_TIES: usize = 100_000;
 
 /// Blocks that one query reads at most, so that a cancel or a change of settings never waits long.
 const MOST_BLOCKS: u32 = 16_384;
-
-/// A heap of so many blocks, 128 MB as a rule, is read through while an index for it is being made.
-pub const FEW_BLOCKS: u32 = 16_384;
 
 pub struct Scan {
     statements: Statements,
@@ -77,7 +73,7 @@ enum Position {
 impl Scan {
     /// Chooses the way: an index that has the order of expiry, or the heap.
     pub fn begin(rule: &Rule, leaf: &Leaf, statements: Statements) -> Result<Self, TtlError> {
-        let position = match serving_index(rule, leaf.relid)? {
+        let position = match index::serving(rule, leaf.relid)? {
             Some(_) => Position::Ordered { watermark: None },
             None => Position::whole_heap(leaf)?,
         };
@@ -96,7 +92,7 @@ impl Scan {
 
     /// Whether it would read so much that an index which is on its way is worth waiting for.
     pub fn is_long(&self) -> bool {
-        matches!(self.position, Position::Blocks { end, .. } if end > FEW_BLOCKS)
+        matches!(self.position, Position::Blocks { end, .. } if end > SHORT_HEAP)
     }
 
     pub fn is_exhausted(&self) -> bool {
@@ -225,18 +221,6 @@ impl Scan {
 /// Does something that may fail on single rows. What fails otherwise is raised again.
 fn attempt<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
     subtransaction(|| Ok(work())).map_err(|failure| if is_about_rows(&failure) { failure } else { failure.raise() })
-}
-
-/// The index of a relation that has the rows of a rule in the order of expiry.
-pub fn serving_index(rule: &Rule, relid: Oid) -> Result<Option<Oid>, TtlError> {
-    index::serving(&Wanted {
-        relid,
-        key: &rule.predicate.expiry.compared(),
-        method: "btree",
-        condition: rule.predicate.timeless().as_deref(),
-        at_once: true,
-        guarantee: None,
-    })
 }
 
 /// How many blocks the heap of a leaf has.

@@ -4,7 +4,7 @@ mod room;
 
 pub use room::made_room;
 
-use crate::catalog::{Catalog, Rule};
+use crate::catalog::Catalog;
 use crate::error::TtlError;
 use crate::guc;
 use crate::pg::memo::Memo;

@@ -18,7 +18,7 @@ use crate::pg::planner::{Condition, MARK};
 use crate::pg::relation::{self, Lock, Shape};
 use crate::pg::trigger::{Change, NewRow};
 use crate::pg::{access, executor, identity, login};
-use crate::sweep;
+use crate::{index, sandbox};
 use pgrx::pg_sys::Oid;
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
@@ -62,7 +62,7 @@ thread_local! {
 /// The row as it is to be written, when nothing that has expired is in its way any more.
 pub fn made_room<'a>(change: &'a Change<'_>) -> Result<NewRow<'a>, TtlError> {
     let rule_id = change.argument().and_then(|id| id.parse().ok()).ok_or(TtlError::NotOurTrigger)?;
-    if !sweep::is_under_way_in(change.relid())
+    if !sandbox::is_under_way_in(change.relid())
         && let Some(room) = room_in(rule_id, change.relid())?.as_ref()
         && !room.is_clear(change)
     {
@@ -235,7 +235,7 @@ impl Room {
 /// The index of the rule in a relation, if that has every row of the rule.
 fn order_of(rule: &Rule, relid: Oid) -> Result<Option<Order>, TtlError> {
     identity::sandboxed_as(rule.owner, || {
-        let Some(index) = sweep::serving_index(rule, relid)? else { return Ok(None) };
+        let Some(index) = index::serving(rule, relid)? else { return Ok(None) };
         let is_later = format!(
             "{} OPERATOR(pg_catalog.>) {}",
             rule.predicate.expiry.compared(),

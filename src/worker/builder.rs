@@ -1,10 +1,11 @@
 //! A builder: it makes the index of one rule, and may have to wait long for others while it does.
 
 use super::hire;
+use crate::index::build;
 use crate::pg::board::{self, Role};
+use crate::pg::entry::worker_main;
 use crate::pg::process;
 use crate::pg::transaction::Scope;
-use crate::sweep::build;
 use pgrx::bgworkers::DynamicBackgroundWorker;
 use pgrx::prelude::*;
 
@@ -13,9 +14,9 @@ pub fn start(rule_id: i64) -> Option<DynamicBackgroundWorker> {
     hire::start("pg_ttl_index builder", "pg_ttl_index_builder_main", rule_id)
 }
 
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn pg_ttl_index_builder_main(argument: pg_sys::Datum) {
+worker_main!(pg_ttl_index_builder_main, run);
+
+fn run(argument: pg_sys::Datum) {
     let Some(rule_id) = hire::begin(argument, c"pg_ttl_index builder", |_| Role::Builder) else { return };
     let Ok((catalog, mut rules)) = hire::load_rules(Some(rule_id)) else { return };
     let Some((Ok(rule), _)) = rules.pop() else { return };

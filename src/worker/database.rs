@@ -6,10 +6,11 @@ use super::hire::{has_ended, load_rules};
 use super::schedule::Opening;
 use super::turn::{Job, SLICE, Turn, Work, finish, report_broken, take_turn};
 use super::{LIBRARY, TURN, TYPE, builder};
-use crate::catalog::{Catalog, Rule, Unserved};
-use crate::error::TtlError;
+use crate::catalog::{Catalog, Rule};
+use crate::error::{TtlError, Unserved};
 use crate::guc;
 use crate::pg::board::{self, Leave, Role};
+use crate::pg::entry::worker_main;
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{process, recovery};
 use crate::rule::Ttl;
@@ -49,9 +50,9 @@ pub fn start(database: Oid) -> Option<DynamicBackgroundWorker> {
         .ok()
 }
 
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn pg_ttl_index_worker_main(argument: pg_sys::Datum) {
+worker_main!(pg_ttl_index_worker_main, run);
+
+fn run(argument: pg_sys::Datum) {
     process::attach_signal_handlers();
     BackgroundWorker::connect_worker_to_spi_by_oid(Some(Oid::from(argument.value() as u32)), None);
     process::pin_worker_settings();

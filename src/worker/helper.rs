@@ -4,6 +4,7 @@ use super::turn::{Job, Turn, Work, report_broken, take_turn};
 use super::{TURN, hire};
 use crate::guc;
 use crate::pg::board::{self, Role};
+use crate::pg::entry::worker_main;
 use crate::pg::process;
 use pgrx::bgworkers::DynamicBackgroundWorker;
 use pgrx::pg_sys::Oid;
@@ -26,9 +27,9 @@ pub fn start(owner: u32) -> Option<DynamicBackgroundWorker> {
     hire::start("pg_ttl_index helper", "pg_ttl_index_helper_main", owner.into())
 }
 
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn pg_ttl_index_helper_main(argument: pg_sys::Datum) {
+worker_main!(pg_ttl_index_helper_main, run);
+
+fn run(argument: pg_sys::Datum) {
     let role = |owner: i64| Role::Helper { owner: owner as u32 };
     let Some(owner) = hire::begin(argument, c"pg_ttl_index helper", role) else { return };
     let mut queue = VecDeque::new();

@@ -7,6 +7,7 @@ use super::hire::has_ended;
 use super::{LIBRARY, database};
 use crate::guc;
 use crate::pg::board::{self, For, Leave, Role};
+use crate::pg::entry::worker_main;
 use crate::pg::process;
 use crate::pg::transaction::Scope;
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, DynamicBackgroundWorker};
@@ -57,9 +58,9 @@ struct Known {
     claimed: Option<Instant>,
 }
 
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn pg_ttl_index_launcher_main(_argument: pg_sys::Datum) {
+worker_main!(pg_ttl_index_launcher_main, run);
+
+fn run(_argument: pg_sys::Datum) {
     process::attach_signal_handlers();
     BackgroundWorker::connect_worker_to_spi(None, None);
     board::take_launcher();

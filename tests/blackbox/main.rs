@@ -15,6 +15,7 @@ mod filter;
 mod following;
 mod hidden;
 mod hook;
+mod house;
 mod index;
 mod many_rules;
 mod names;

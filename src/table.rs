@@ -1,8 +1,8 @@
 //! The table a rule stands on, and whether it may.
 
 use crate::catalog::Catalog;
-use crate::error::TtlError;
-use crate::pg::expression::{self, Checked, Purpose};
+use crate::error::{Purpose, TtlError};
+use crate::pg::expression::{self, Checked};
 use crate::pg::{access, board, citus, identity, spi, storage};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};

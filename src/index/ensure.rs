@@ -1,13 +1,14 @@
 //! The index a rule needs: found among those the table has, or made.
 
-use super::table::{Subject, Table};
+use super::{command, free_name};
 use crate::catalog::RuleIndex;
 use crate::error::TtlError;
 use crate::pg::index::{self, Wanted};
 use crate::pg::{access, identity, relation, spi, storage};
 use crate::rule::{IndexMethod, Options, Predicate};
+use crate::table::{Subject, Table};
 use pgrx::pg_sys::Oid;
-use pgrx::spi::{quote_identifier, quote_qualified_identifier};
+use pgrx::spi::quote_qualified_identifier;
 
 /// Finds or makes the index. `author` is the role whose words the conditions are: the index is made as that role.
 pub fn ensure(
@@ -44,8 +45,7 @@ pub fn ensure(
     if !subject.immutable {
         return Err(TtlError::NotImmutable);
     }
-    let suffix = if subject.attnum.is_some() { subject.name.as_str() } else { "expr" };
-    let name = index::free_name(table.namespace, &table.name, suffix);
+    let name = free_name(table.namespace, &table.name, subject.attnum.map(|_| subject.name.as_str()));
     if options.concurrently {
         if !access::may_create_in(&table.schema, access::current_role()) {
             return Err(TtlError::SchemaPermission(table.schema.clone()));
@@ -55,14 +55,8 @@ pub fn ensure(
         let (name, oid) = pending.map_or((name, None), |index| (index.name.clone(), index.oid));
         return Ok(Some(RuleIndex { name, oid, made_by_us: true, is_valid: false }));
     }
-    let partial = predicate.indexable(filter_is_immutable);
-    let create = format!(
-        "CREATE INDEX {} ON {} USING {method} (({})){}",
-        quote_identifier(&name),
-        table.qualified_name(),
-        predicate.expiry.compared(),
-        partial.map_or_else(String::new, |condition| format!(" WHERE {condition}"))
-    );
+    let condition = predicate.indexable(filter_is_immutable);
+    let create = command("", &name, &table.qualified_name(), method, predicate, condition.as_deref());
     identity::sandboxed_as(author, || spi::execute(&create, &[]))?;
     Ok(Some(RuleIndex { name, oid: None, made_by_us: true, is_valid: true }))
 }

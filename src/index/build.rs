@@ -1,20 +1,19 @@
 //! Making the index of a rule without keeping anybody from writing: in the transactions of `CREATE INDEX CONCURRENTLY`, in a
 //! worker of its own, because it waits for the transactions of others.
 
-use super::{in_sandbox, leaf};
+use super::{PREFIX, command, free_name};
 use crate::catalog::{Catalog, Rule};
-use crate::error::TtlError;
+use crate::error::{Purpose, TtlError};
 use crate::pg::board::{self, Progress};
-use crate::pg::expression::{self, Purpose};
+use crate::pg::expression;
 use crate::pg::index::{self, Wanted};
 use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Lock};
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{access, spi, statement, storage};
-use crate::rule::Predicate;
+use crate::sandbox::in_sandbox;
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::pg_sys::Oid;
-use pgrx::spi::quote_identifier;
 use std::time::Duration;
 
 const SCOPE: Scope = Scope::Transaction;
@@ -38,7 +37,7 @@ pub fn run(catalog: &Catalog, rule: &Rule) -> Result<bool, Failure> {
     SCOPE.attempt(|| storage::check(rule.relid).and_then(|()| storage::check_concurrent_index(rule.relid)))?;
     let predicate = SCOPE.attempt(|| in_sandbox(rule, || predicate(rule)))?;
     let build = Build { catalog, rule, predicate };
-    let relids = SCOPE.attempt(|| if rule.is_partitioned { leaf::all(rule) } else { Ok(vec![rule.relid]) })?;
+    let relids = SCOPE.attempt(|| if rule.is_partitioned { partitions(rule) } else { Ok(vec![rule.relid]) })?;
     let mut made = None;
     for relid in relids {
         if SCOPE.attempt(|| catalog.has_changed(rule))? {
@@ -130,7 +129,7 @@ impl Build<'_> {
     /// Drops what is left of an attempt, if it was ours: users may make an index at this moment, too.
     fn drop(&self, index: Oid) -> Result<(), Failure> {
         let name = SCOPE.attempt(|| {
-            let is_ours = access::relation_name(index).is_some_and(|name| name.starts_with(index::PREFIX));
+            let is_ours = access::relation_name(index).is_some_and(|name| name.starts_with(PREFIX));
             Ok(Regclass(index).qualified_name().filter(|_| is_ours))
         })?;
         let Some(name) = name else { return Ok(()) };
@@ -143,23 +142,27 @@ impl Build<'_> {
 
     /// The schema of a relation, and a name for its index: that which was wished for, if it is free.
     fn name(&self, relid: Oid, wished: Option<&String>) -> Result<(String, String), TtlError> {
-        let suffix = if self.rule.attnum.is_some() { self.rule.name.as_str() } else { "expr" };
+        let column = self.rule.attnum.map(|_| self.rule.name.as_str());
         let (schema, table) = Regclass(relid).split_name().ok_or(TtlError::UnknownTable(relid.to_u32()))?;
         let namespace = access::namespace_of(relid);
-        let name = wished.filter(|name| index::is_free(namespace, name)).cloned();
-        Ok((schema, name.unwrap_or_else(|| index::free_name(namespace, &table, suffix))))
+        let name = wished.filter(|name| access::is_free_name(namespace, name)).cloned();
+        Ok((schema, name.unwrap_or_else(|| free_name(namespace, &table, column))))
     }
 
     fn command(&self, how: &str, name: &str, table: &str) -> String {
-        let Rule { options, predicate: Predicate { expiry, .. }, .. } = self.rule;
-        let predicate = self.predicate.as_ref().map_or_else(String::new, |condition| format!(" WHERE {condition}"));
-        let name = quote_identifier(name);
-        format!(
-            "CREATE INDEX {how}{name} ON {table} USING {} (({})){predicate}",
-            options.index_method,
-            expiry.compared()
-        )
+        let Rule { options, predicate, .. } = self.rule;
+        command(how, name, table, options.index_method, predicate, self.predicate.as_deref())
     }
+}
+
+/// Every partition of the rule's table that has rows of its own and its owner.
+fn partitions(rule: &Rule) -> Result<Vec<Oid>, TtlError> {
+    spi::read(
+        "SELECT c.oid FROM pg_partition_tree($1) AS tree JOIN pg_class c ON c.oid = tree.relid
+         WHERE c.relkind = 'r' AND c.relowner = $2",
+        &[rule.relid.into(), rule.owner.into()],
+        |row| Ok(row.get(1)?.unwrap_or_default()),
+    )
 }
 
 /// As at registration: the filter, if that is immutable, and the mark.

@@ -1,0 +1,58 @@
+//! The index of a rule: its name and definition, which one serves, making it at once or concurrently, and what is left of attempts.
+
+pub mod build;
+mod ensure;
+
+pub use ensure::{drop, ensure};
+
+use crate::catalog::Rule;
+use crate::error::TtlError;
+use crate::pg::index::{self, Wanted};
+use crate::pg::{access, names};
+use crate::rule::{IndexMethod, Predicate};
+use pgrx::pg_sys::Oid;
+use pgrx::spi::quote_identifier;
+
+/// What names of indexes that we make begin with.
+const PREFIX: &str = "idx_ttl_";
+
+/// A heap of so many blocks, 128 MB, is read through sooner than an index on it is made.
+pub const SHORT_HEAP: u32 = 16_384;
+
+/// The index of a relation that has the rows of a rule in the order of expiry.
+pub fn serving(rule: &Rule, relid: Oid) -> Result<Option<Oid>, TtlError> {
+    index::serving(&Wanted {
+        relid,
+        key: &rule.predicate.expiry.compared(),
+        method: "btree",
+        condition: rule.predicate.timeless().as_deref(),
+        at_once: true,
+        guarantee: None,
+    })
+}
+
+/// The command that makes the index of a relation, `table`, with `CONCURRENTLY ` or nothing for `how`.
+fn command(
+    how: &str,
+    name: &str,
+    table: &str,
+    method: IndexMethod,
+    predicate: &Predicate,
+    condition: Option<&str>,
+) -> String {
+    format!(
+        "CREATE INDEX {how}{} ON {table} USING {method} (({})){}",
+        quote_identifier(name),
+        predicate.expiry.compared(),
+        condition.map_or_else(String::new, |condition| format!(" WHERE {condition}"))
+    )
+}
+
+/// A name for the index of a relation: `idx_ttl_{table}_{column}`, shortened and numbered as PostgreSQL does it. `column` is `None` for
+/// an expression.
+fn free_name(namespace: Oid, table: &str, column: Option<&str>) -> String {
+    let numbers = std::iter::once(None).chain((1..).map(Some));
+    let table = format!("{PREFIX}{table}");
+    let mut names = numbers.map(|number: Option<u32>| names::object_name(&table, column.unwrap_or("expr"), number));
+    names.find(|name| access::is_free_name(namespace, name)).unwrap_or_default()
+}
