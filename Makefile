@@ -25,11 +25,12 @@ STEP = .ci/step
 THREADS = $(shell expr 2 \* $$(nproc))
 FEATURES = --no-default-features --features pg$(PG)
 
-.PHONY: help rust setup install schema demo bench regress pg_upgrade test fmt clippy doc pgtest blackbox clean
+.PHONY: help rust setup install schema demo bench regress pg_upgrade test fmt clippy doc pgtest blackbox deny clean
 
 help:
 	@echo 'make demo   build, start a throw-away server, and show what the extension does'
 	@echo 'make test   every check: format, lints, docs, unit tests, tests inside and against a server'
+	@echo 'make blackbox TEST=name  the tests against real servers whose names contain this'
 	@echo 'make bench  what it all costs, beside what one would write by hand'
 	@echo 'make regress  the regression tests of PostgreSQL itself, with the library and without'
 	@echo 'make pg_upgrade FROM=15 PG=16  pg_upgrade between majors, with rules'
@@ -76,7 +77,7 @@ pgtest: setup
 
 blackbox: install
 	@$(STEP) 'set up drivers' .ci/drivers
-	@$(STEP) 'tests against real servers' cargo test --package pg_ttl_index_tests -- --test-threads=$(THREADS)
+	@$(STEP) 'tests against real servers' cargo test --package pg_ttl_index_tests -- --test-threads=$(THREADS) $(TEST)
 
 # FROM is the major to upgrade from, installed before with `make install PG=…`.
 pg_upgrade: export FROM_HOME = $(CACHE)/pg$(FROM)
@@ -85,6 +86,10 @@ pg_upgrade: install
 
 test: fmt clippy doc pgtest blackbox
 	@.ci/count
+
+# Needs cargo-deny: cargo install --locked cargo-deny
+deny:
+	@$(STEP) 'check dependencies' cargo deny check
 
 clean:
 	rm -rf "$(CACHE)"

@@ -95,13 +95,15 @@ CREATE INDEX ON ttl_index_table (id) WHERE hide_expired;
 CREATE TABLE ttl_binding (
     rule_id            bigint PRIMARY KEY REFERENCES ttl_index_table ON DELETE CASCADE,
     relid              oid NOT NULL,
+    -- The owner of the table when the rule was registered, restored or altered: code of users in it is not run as another.
+    owner              oid NOT NULL DEFAULT 0,
     attnum             smallint,
     expression_attnums smallint[],
     soft_delete_attnum smallint,
     filter_attnums     smallint[] NOT NULL DEFAULT '{}',
     index_relid        oid,
     archive_relid      oid,
-    hook               oid,
+    on_expire_oid      oid,
     -- The index, if it has exactly the rule's rows: then its first entry tells how late the rule is.
     probe_relid        oid,
     -- What column_types names: identifiers of types, in the same order.
@@ -172,7 +174,7 @@ RETURN CASE WHEN names IS NOT NULL THEN (
 ) END;
 
 -- The function that a rule calls with its expired rows, NULL if there is none.
-CREATE FUNCTION ttl_hook(name text) RETURNS oid
+CREATE FUNCTION ttl_on_expire_oid(name text) RETURNS oid
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 RETURN to_regprocedure(name || '(regclass, jsonb)');
 
@@ -183,7 +185,7 @@ CREATE TABLE ttl_history_log (
     schema_name  text NOT NULL,
     table_name   text NOT NULL,
     column_name  text NOT NULL,
-    trigger      text NOT NULL,
+    initiator    text NOT NULL,
     started_at   timestamptz NOT NULL,
     finished_at  timestamptz NOT NULL,
     rows_removed bigint NOT NULL,

@@ -4,7 +4,7 @@ REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_star
 REVOKE ALL ON FUNCTION ttl_bind(), ttl_take_in(), ttl_adopt() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_follow_ddl() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_hook(text)
+REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_on_expire_oid(text)
     FROM PUBLIC;
 
 -- What was asked for is no secret, as the definitions of indexes and constraints are none: so everybody can dump it. How it goes is for
@@ -12,7 +12,7 @@ REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, bool
 GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_history, ttl_progress TO PUBLIC;
 -- And restore it: see ttl_take_in.
 GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
-GRANT SELECT (id, rule_id, schema_name, table_name, column_name, trigger, started_at, finished_at, rows_removed, partitions_removed,
+GRANT SELECT (id, rule_id, schema_name, table_name, column_name, initiator, started_at, finished_at, rows_removed, partitions_removed,
               batches, blocked_rows, locked_rows, wal_bytes, status, error_code) ON ttl_history_log TO PUBLIC;
 ALTER TABLE ttl_history_log ENABLE ROW LEVEL SECURITY;
 CREATE POLICY readable_table ON ttl_history_log FOR SELECT USING (

@@ -107,13 +107,15 @@ CREATE INDEX ON ttl_index_table (id) WHERE hide_expired;
 CREATE TABLE ttl_binding (
     rule_id            bigint PRIMARY KEY REFERENCES ttl_index_table ON DELETE CASCADE,
     relid              oid NOT NULL,
+    -- The owner of the table when the rule was registered, restored or altered: code of users in it is not run as another.
+    owner              oid NOT NULL DEFAULT 0,
     attnum             smallint,
     expression_attnums smallint[],
     soft_delete_attnum smallint,
     filter_attnums     smallint[] NOT NULL DEFAULT '{}',
     index_relid        oid,
     archive_relid      oid,
-    hook               oid,
+    on_expire_oid      oid,
     -- The index, if it has exactly the rule's rows: then its first entry tells how late the rule is.
     probe_relid        oid,
     -- What column_types names: identifiers of types, in the same order.
@@ -184,7 +186,7 @@ RETURN CASE WHEN names IS NOT NULL THEN (
 ) END;
 
 -- The function that a rule calls with its expired rows, NULL if there is none.
-CREATE FUNCTION ttl_hook(name text) RETURNS oid
+CREATE FUNCTION ttl_on_expire_oid(name text) RETURNS oid
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 RETURN to_regprocedure(name || '(regclass, jsonb)');
 
@@ -195,7 +197,7 @@ CREATE TABLE ttl_history_log (
     schema_name  text NOT NULL,
     table_name   text NOT NULL,
     column_name  text NOT NULL,
-    trigger      text NOT NULL,
+    initiator    text NOT NULL,
     started_at   timestamptz NOT NULL,
     finished_at  timestamptz NOT NULL,
     rows_removed bigint NOT NULL,
@@ -972,7 +974,7 @@ CREATE FUNCTION ttl_history() RETURNS TABLE (
     schema_name text,
     table_name text,
     column_name text,
-    trigger text,
+    initiator text,
     started_at timestamptz,
     finished_at timestamptz,
     rows_removed bigint,
@@ -986,7 +988,7 @@ CREATE FUNCTION ttl_history() RETURNS TABLE (
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-    SELECT l.id, l.rule_id, l.schema_name, l.table_name, l.column_name, l.trigger, l.started_at, l.finished_at, l.rows_removed,
+    SELECT l.id, l.rule_id, l.schema_name, l.table_name, l.column_name, l.initiator, l.started_at, l.finished_at, l.rows_removed,
            l.partitions_removed, l.batches, l.blocked_rows, l.locked_rows, l.wal_bytes, l.status, coalesce(e.error, l.error_code)
     FROM @extschema@.ttl_history_log l LEFT JOIN @extschema@.ttl_history_errors() AS e ON e.id = l.id
     ORDER BY l.id;
@@ -1079,7 +1081,7 @@ REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_star
 REVOKE ALL ON FUNCTION ttl_bind(), ttl_take_in(), ttl_adopt() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_follow_ddl() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_hook(text)
+REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_on_expire_oid(text)
     FROM PUBLIC;
 
 -- What was asked for is no secret, as the definitions of indexes and constraints are none: so everybody can dump it. How it goes is for
@@ -1087,7 +1089,7 @@ REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, bool
 GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_history, ttl_progress TO PUBLIC;
 -- And restore it: see ttl_take_in.
 GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
-GRANT SELECT (id, rule_id, schema_name, table_name, column_name, trigger, started_at, finished_at, rows_removed, partitions_removed,
+GRANT SELECT (id, rule_id, schema_name, table_name, column_name, initiator, started_at, finished_at, rows_removed, partitions_removed,
               batches, blocked_rows, locked_rows, wal_bytes, status, error_code) ON ttl_history_log TO PUBLIC;
 ALTER TABLE ttl_history_log ENABLE ROW LEVEL SECURITY;
 CREATE POLICY readable_table ON ttl_history_log FOR SELECT USING (

@@ -123,7 +123,7 @@ CREATE FUNCTION ttl_history() RETURNS TABLE (
     schema_name text,
     table_name text,
     column_name text,
-    trigger text,
+    initiator text,
     started_at timestamptz,
     finished_at timestamptz,
     rows_removed bigint,
@@ -137,7 +137,7 @@ CREATE FUNCTION ttl_history() RETURNS TABLE (
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-    SELECT l.id, l.rule_id, l.schema_name, l.table_name, l.column_name, l.trigger, l.started_at, l.finished_at, l.rows_removed,
+    SELECT l.id, l.rule_id, l.schema_name, l.table_name, l.column_name, l.initiator, l.started_at, l.finished_at, l.rows_removed,
            l.partitions_removed, l.batches, l.blocked_rows, l.locked_rows, l.wal_bytes, l.status, coalesce(e.error, l.error_code)
     FROM @extschema@.ttl_history_log l LEFT JOIN @extschema@.ttl_history_errors() AS e ON e.id = l.id
     ORDER BY l.id;

@@ -43,6 +43,8 @@ pub enum TtlError {
     MeaningChanged(Purpose),
     #[error("a TTL rule stays on its table and column")]
     RuleMoved,
+    #[error("the table has another owner than when the TTL rule was registered, which runs code of users")]
+    ChangedHands,
     #[error("column \"{0}\" cannot mark a row as deleted any more")]
     CannotMarkNow(String),
     #[error("soft delete column \"{0}\" must not be the TTL column itself")]
@@ -144,9 +146,9 @@ pub enum TtlError {
     #[error("the archive table has not taken every row")]
     ArchiveRefused,
     #[error("function {0} cannot be called with expired rows")]
-    HookArguments(String),
+    FunctionArguments(String),
     #[error("the table's owner must be allowed to call function {0}")]
-    HookPermission(String),
+    FunctionPermission(String),
     #[error("rows of table \"{0}\" are not in partitions")]
     NotPartitioned(String),
     #[error("soft delete column \"{0}\" does not tell when a row was deleted")]
@@ -161,6 +163,8 @@ pub enum TtlError {
     RestoredTwice(String),
     #[error("another TTL rule has its number, {0}, which its triggers go by")]
     RestoredNumber(i64),
+    #[error("the names of its columns' types are not those of PostgreSQL")]
+    RestoredTypes,
     #[error("it is to purge for rule {0}, which is not one of the same table that marks its column")]
     RestoredPurge(i64),
     #[error("the TTL rule on column \"{column}\" is there to purge for another")]
@@ -259,7 +263,7 @@ impl TtlError {
             | Self::OwnersCode(_)
             | Self::SchemaPermission(_)
             | Self::ArchiveOwner(_)
-            | Self::HookPermission(_) => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            | Self::FunctionPermission(_) => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
             Self::TemporaryTable
             | Self::NotAHeap { .. }
             | Self::ConcurrentHypertable(_)
@@ -276,7 +280,7 @@ impl TtlError {
             | Self::HiddenPart(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Self::RuleMoved => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Self::CatalogMark(_) => Code::ERRCODE_CHECK_VIOLATION,
-            Self::MeaningChanged(_) => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Self::MeaningChanged(_) | Self::ChangedHands => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             Self::UnknownColumn { .. }
             | Self::ColumnMissing(_)
             | Self::MarkDropped(_)
@@ -292,11 +296,13 @@ impl TtlError {
             Self::PartInUse(_) => Code::ERRCODE_LOCK_NOT_AVAILABLE,
             Self::AnotherPart(_) => Code::ERRCODE_OBJECT_IN_USE,
             Self::ArchiveNeeds { .. } => Code::ERRCODE_NOT_NULL_VIOLATION,
-            Self::ArchiveIsSource(_) | Self::ArchiveCircle(_) | Self::PurgeFilter(_) | Self::RestoredPurge(_) => {
-                Code::ERRCODE_INVALID_PARAMETER_VALUE
-            }
+            Self::ArchiveIsSource(_)
+            | Self::ArchiveCircle(_)
+            | Self::PurgeFilter(_)
+            | Self::RestoredPurge(_)
+            | Self::RestoredTypes => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Self::ArchiveRefused => Code::ERRCODE_TRIGGERED_ACTION_EXCEPTION,
-            Self::HookArguments(_) => Code::ERRCODE_INVALID_FUNCTION_DEFINITION,
+            Self::FunctionArguments(_) => Code::ERRCODE_INVALID_FUNCTION_DEFINITION,
             Self::PurgeTaken(_) | Self::RestoredTwice(_) | Self::RestoredNumber(_) => Code::ERRCODE_DUPLICATE_OBJECT,
             Self::MarkIsGenerated(_) => Code::ERRCODE_GENERATED_ALWAYS,
             Self::AmbiguousRule { .. } => Code::ERRCODE_AMBIGUOUS_COLUMN,
@@ -360,7 +366,7 @@ impl TtlError {
             Self::MarkIsKey(_) => Some("A row that is marked would have to move to another partition.".into()),
             Self::ArchiveNeeds { .. } => Some("Give it a default, or let it be null.".into()),
             Self::ArchiveRefused => Some("A trigger or rule keeps rows out.".into()),
-            Self::HookArguments(_) => {
+            Self::FunctionArguments(_) => {
                 Some("Its arguments are the table and a JSON array of rows: (regclass, jsonb).".into())
             }
             Self::NotPartitioned(_) => Some("There is nothing to drop or detach.".into()),
@@ -385,6 +391,9 @@ impl TtlError {
             }
             Self::MeaningChanged(_) => {
                 Some("A function or type was replaced. If all is well, ttl_alter_index without options says so.".into())
+            }
+            Self::ChangedHands => {
+                Some("It would run as the new owner. If that is meant, ttl_alter_index without options says so.".into())
             }
             Self::RuleMoved => Some(
                 "Names follow a rename by themselves; use ttl_drop_index and ttl_create_index to move a rule.".into(),

@@ -76,7 +76,7 @@ pub extern "C-unwind" fn _PG_init() {
     guc::init();
     visibility::install();
     if pg::access::is_preloading() {
-        pg::board::init();
+        pg::shmem::init();
         pg::recovery::init();
         worker::register_launcher();
     }

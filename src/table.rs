@@ -3,7 +3,7 @@
 use crate::catalog::Catalog;
 use crate::error::{Purpose, TtlError};
 use crate::pg::expression::{self, Checked};
-use crate::pg::{access, board, citus, identity, spi, storage};
+use crate::pg::{access, citus, identity, shmem, spi, storage};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};
 
@@ -52,7 +52,7 @@ impl Table {
         // Checked before the lock, so that nobody can hold up a table of somebody else, and again after it.
         Self::describe(relid)?;
         // Who makes an index for the table holds that lock, and may be waiting for us. He begins again later.
-        board::end_builders_on(relid);
+        shmem::end_builders_on(relid);
         access::lock_against_ddl(relid);
         Self::describe(relid)
     }
@@ -128,9 +128,11 @@ impl Table {
                 is_harmless: true,
             }),
             Err(unknown) if expression::is_name(text) => Err(unknown),
-            // Reading an expression runs code. One that a rule has may be the words of the table's owner.
-            Err(_) if Catalog::open()?.find(self.relid, None, text)?.is_some() => self.stored_subject(text, self.owner),
-            Err(_) => self.expression(expression::check_given(self.relid, text, Purpose::Value)?),
+            Err(_) => match Catalog::open()?.find(self.relid, None, text)? {
+                // Reading an expression runs code. One that a rule has may be the words of who owned the table then.
+                Some(stored) => self.stored_subject(text, stored.registered_for),
+                None => self.expression(expression::check_given(self.relid, text, Purpose::Value)?),
+            },
         }
     }
 

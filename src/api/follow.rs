@@ -3,7 +3,7 @@
 use crate::catalog::Catalog;
 use crate::error::TtlError;
 use crate::pg::entry::c_function;
-use crate::pg::{board, event, process};
+use crate::pg::{event, process, shmem};
 use crate::registry;
 use pgrx::AllocatedByRust;
 use pgrx::datum::datetime_support::now;
@@ -28,7 +28,7 @@ pub fn ttl_count_version<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
             .and_then(|()| new.set_by_name("blocked_retry_at", None::<TimestampWithTimeZone>))
             .and_then(|()| new.set_by_name("blocked_tries", 0));
         set.map_err(|_| TtlError::NotOurTrigger)?;
-        process::at_commit(board::wake);
+        process::at_commit(shmem::wake);
         Catalog::open()?.forget_rule(id_of(&new)?)?;
         Ok(Some(new))
     })

@@ -1,6 +1,6 @@
 //! Sweeping on request.
 
-use crate::catalog::{Catalog, Trigger};
+use crate::catalog::{Catalog, Initiator};
 use crate::error::TtlError;
 use crate::pg::access::refuse_if_read_only;
 use crate::pg::names::Regclass;
@@ -75,7 +75,7 @@ fn ttl_preview(
 fn ttl_runner(table_name: default!(Option<Regclass>, "NULL")) -> Result<i64, ErrorReport> {
     refuse_if_read_only("ttl_runner()");
     let relid = table_name.map(|table| registry::owned_table(table.0)).transpose()?;
-    Ok(manual::sweep(relid, Trigger::Runner, Scope::Subtransaction, Limits::default())?)
+    Ok(manual::sweep(relid, Initiator::Runner, Scope::Subtransaction, Limits::default())?)
 }
 
 /// Sweeps now, committing every batch. Declared in `sql/sweeps.sql`, as a procedure.
@@ -97,7 +97,7 @@ fn ttl_sweep(
         Some(_) => return Err(TtlError::from(Invalid::Limit("max_time")).into()),
     };
     let limits = Limits { rows: max_rows, time };
-    let swept = call.with_commits(|| Ok(manual::sweep(relid, Trigger::Procedure, Scope::Procedure, limits)))?;
+    let swept = call.with_commits(|| Ok(manual::sweep(relid, Initiator::Procedure, Scope::Procedure, limits)))?;
     swept?;
     Ok(())
 }

@@ -4,10 +4,10 @@ use crate::catalog::Catalog;
 use crate::error::{TtlError, Unserved};
 use crate::index;
 use crate::pg::access::refuse_if_read_only;
-use crate::pg::board::{For, Hold};
 use crate::pg::entry::c_function;
+use crate::pg::shmem::{For, Hold};
 use crate::pg::transaction::subtransaction;
-use crate::pg::{board, memo, process, recovery, relation};
+use crate::pg::{memo, process, recovery, relation, shmem};
 use crate::rule::Window;
 use crate::sweep::lag;
 use crate::worker;
@@ -24,8 +24,8 @@ use std::collections::HashSet;
 fn start_worker() -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_start_worker()");
     Catalog::open()?.set_sweeping(true)?;
-    if board::is_preloaded() {
-        process::at_commit(board::wake);
+    if shmem::is_preloaded() {
+        process::at_commit(shmem::wake);
         return Ok(true);
     }
     if Catalog::open()?.has_worker()? {
@@ -45,7 +45,7 @@ fn start_worker() -> Result<bool, ErrorReport> {
 fn stop_worker() -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_stop_worker()");
     let stopped = Catalog::open()?.set_sweeping(false)?;
-    process::at_commit(board::wake);
+    process::at_commit(shmem::wake);
     Ok(stopped)
 }
 
@@ -54,7 +54,7 @@ fn stop_worker() -> Result<bool, ErrorReport> {
 #[pg_extern]
 fn ttl_wake() {
     memo::forget_all();
-    process::at_commit(board::wake);
+    process::at_commit(shmem::wake);
 }
 
 /// The last point-in-time recovery of this server, if there was one.
@@ -119,7 +119,7 @@ pub fn ttl_progress_slots() -> Result<
     ErrorReport,
 > {
     let database = process::current_database().to_u32();
-    let mut own: Vec<_> = board::sweeps().into_iter().filter(|progress| progress.database == database).collect();
+    let mut own: Vec<_> = shmem::sweeps().into_iter().filter(|progress| progress.database == database).collect();
     if !own.is_empty() {
         let visible: HashSet<_> = Catalog::open()?.visible_rules()?.into_iter().collect();
         own.retain(|progress| visible.contains(&progress.rule_id));
@@ -197,17 +197,17 @@ pub fn ttl_run_window(
 /// Whether a rule of this database waits for a free process: because its database has no worker, or the rule no helper.
 #[pg_extern(stable)]
 pub fn ttl_waits_for_process(rule_id: i64) -> bool {
-    match board::waits(process::current_database()) {
+    match shmem::waits(process::current_database()) {
         None => false,
         Some(For::Worker) => true,
-        Some(For::Helper) => board::tasks().iter().any(|task| task.rule_id == rule_id && task.is_waiting()),
+        Some(For::Helper) => shmem::tasks().iter().any(|task| task.rule_id == rule_id && task.is_waiting()),
     }
 }
 
 /// When a rule with times of its own is due next, as far as the worker knows, for a caller who may see it.
 #[pg_extern(stable)]
 pub fn ttl_next_due(rule_id: i64) -> Result<Option<TimestampWithTimeZone>, ErrorReport> {
-    let Some(at) = board::due(rule_id) else { return Ok(None) };
+    let Some(at) = shmem::due(rule_id) else { return Ok(None) };
     let is_visible = Catalog::open()?.is_visible(rule_id)?;
     Ok(TimestampWithTimeZone::try_from(at).ok().filter(|_| is_visible))
 }
@@ -217,6 +217,6 @@ pub fn ttl_next_due(rule_id: i64) -> Result<Option<TimestampWithTimeZone>, Error
 pub fn ttl_next_pass() -> Option<TimestampWithTimeZone> {
     let database = process::current_database().to_u32();
     let slot =
-        board::slots().into_iter().find(|slot| slot.database == database && slot.role == board::Role::Database)?;
+        shmem::slots().into_iter().find(|slot| slot.database == database && slot.role == shmem::Role::Database)?;
     TimestampWithTimeZone::try_from(slot.next_pass).ok().filter(|_| slot.next_pass != 0)
 }

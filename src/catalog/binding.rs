@@ -3,7 +3,7 @@
 use super::{Catalog, Rule};
 use crate::error::{Purpose, TtlError};
 use crate::pg::transaction::subtransaction;
-use crate::pg::{access, board, identity, meaning, process, relation, spi};
+use crate::pg::{access, identity, meaning, process, relation, shmem, spi};
 use pgrx::pg_sys::Oid;
 
 /// The columns a rule was registered for: those it goes by, the one that marks, those of the filter.
@@ -23,6 +23,21 @@ pub(super) const FINGERPRINT: &str =
      FROM pg_proc WHERE oid = ANY ($1)";
 
 impl Columns {
+    /// SQL over a rule `t` and its binding `b` for what [`Self::read`] reads: four columns.
+    pub const SQL: &str =
+        "b.relid, coalesce(b.expression_attnums, ARRAY[b.attnum]) || b.soft_delete_attnum || b.filter_attnums,
+         coalesce(t.expression_columns, ARRAY[t.column_name]) || t.soft_delete_column || t.filter_columns, b.types";
+
+    /// Reads them from a row, from this place on.
+    pub fn read(row: &spi::Row<'_>, place: usize) -> Result<Self, TtlError> {
+        Ok(Self {
+            relid: row.get(place)?.unwrap_or_default(),
+            attnums: row.get::<Vec<Option<i16>>>(place + 1)?.unwrap_or_default().into_iter().flatten().collect(),
+            names: row.get::<Vec<Option<String>>>(place + 2)?.unwrap_or_default().into_iter().flatten().collect(),
+            types: row.get(place + 3)?.unwrap_or_default(),
+        })
+    }
+
     /// Refuses columns that are gone, that have passed their name to another, or that are of another type.
     pub fn check(&self) -> Result<(), TtlError> {
         for (place, (attnum, name)) in self.attnums.iter().zip(&self.names).enumerate() {
@@ -88,11 +103,12 @@ impl Catalog {
     pub(super) fn bind(&self, id: i64, how: Binding) -> Result<(), TtlError> {
         let numbers = format!(
             "UPDATE {schema}.ttl_binding b
-             SET filter_attnums = {schema}.ttl_attnums(b.relid, t.filter_columns),
+             SET owner = CASE WHEN $2 THEN b.owner ELSE coalesce((SELECT relowner FROM pg_class WHERE oid = b.relid), 0) END,
+                 filter_attnums = {schema}.ttl_attnums(b.relid, t.filter_columns),
                  expression_attnums = {schema}.ttl_attnums(b.relid, t.expression_columns),
                  soft_delete_attnum = ({schema}.ttl_attnums(b.relid, ARRAY[t.soft_delete_column]))[1],
                  index_relid = {schema}.ttl_ready_index(b.relid, t.index_name, t.concurrently),
-                 archive_relid = to_regclass(t.archive_to), hook = {schema}.ttl_hook(t.on_expire)
+                 archive_relid = to_regclass(t.archive_to), on_expire_oid = {schema}.ttl_on_expire_oid(t.on_expire)
              FROM {schema}.ttl_index_table t
              WHERE t.id = b.rule_id AND t.id = $1",
             schema = self.schema
@@ -107,7 +123,7 @@ impl Catalog {
             schema = self.schema
         );
         let unbound = self.with_rights(|| {
-            spi::execute(&numbers, &[id.into()])?;
+            spi::execute(&numbers, &[id.into(), (how == Binding::Upgraded).into()])?;
             spi::query(&read, &[id.into()], |row| {
                 Ok(Unbound {
                     relid: row.get(1)?.unwrap_or_default(),
@@ -186,9 +202,9 @@ impl Catalog {
         let sql = format!(
             "UPDATE {schema}.ttl_binding b SET uses = known.uses
              FROM (SELECT array_agg(DISTINCT object) AS uses
-                   FROM (SELECT b.relid, b.archive_relid, b.hook, b.uses || b.types FROM {schema}.ttl_binding b WHERE rule_id = $1)
-                            AS bound (relid, archive, hook, others)
-                   CROSS JOIN LATERAL (SELECT others || relid || archive || hook) AS objects (all_of)
+                   FROM (SELECT b.relid, b.archive_relid, b.on_expire_oid, b.uses || b.types FROM {schema}.ttl_binding b WHERE rule_id = $1)
+                            AS bound (relid, archive, function, others)
+                   CROSS JOIN LATERAL (SELECT others || relid || archive || function) AS objects (all_of)
                    CROSS JOIN LATERAL (
                        SELECT unnest(all_of)
                        UNION ALL SELECT relnamespace FROM pg_class WHERE oid = ANY (all_of)
@@ -225,7 +241,7 @@ impl Catalog {
                 spi::execute(&lock, &[id.into()])?;
                 spi::execute(&follow, &args)?;
                 spi::execute(&find, &args)?;
-                process::at_commit(board::wake);
+                process::at_commit(shmem::wake);
             }
             Ok(())
         })

@@ -14,6 +14,8 @@ use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ffi::CString;
+use std::time::{Duration, Instant};
 
 /// The relations that a command was about, `found`, with all above and below them: a column is renamed in children too, and
 /// a trigger on a partition guards its parent's rows.
@@ -53,6 +55,9 @@ const ORPHANED: &str =
        AND (SELECT EXISTS (SELECT FROM dropped WHERE object_type IN ('trigger', 'rule')
                              AND to_regclass(format('%I.%I', address_names[1], address_names[2])) IS NULL))";
 
+/// How long a command waits for rules of others, in all.
+const PATIENCE: Duration = Duration::from_millis(200);
+
 /// Only those on tables that a role rules.
 const RULED: &str = "WHERE EXISTS (SELECT FROM $schema$.ttl_binding b JOIN pg_class c ON c.oid = b.relid
      WHERE b.rule_id = concerned.rule_id AND pg_has_role($1, c.relowner, 'USAGE'))";
@@ -90,21 +95,31 @@ impl Catalog {
             return Ok(());
         }
         let recomputed = if event.is_drop() { Vec::new() } else { event.recomputed_columns() };
+        let mut patience = PATIENCE;
         for id in concerned {
-            if self.is_ruled_by(id, access::current_role())? {
+            let (is_ruled, is_own) = self.rights_on(id, access::current_role())?;
+            if is_ruled && is_own {
                 self.follow_rule(id, &recomputed)?;
+            } else {
+                // Nobody waits long for others who have locked their rules: what those mean is asked again when they are swept. Who has
+                // locked the table itself, to drop or rename it, has waited for them already.
+                let timeout = CString::new(format!("{}ms", patience.as_millis().clamp(1, 50))).unwrap_or_default();
+                let settings = [(c"lock_timeout", timeout.as_c_str())];
+                let started = Instant::now();
+                let followed =
+                    subtransaction(|| identity::with_settings(&settings, || self.follow_rule(id, &recomputed)));
+                patience = patience.saturating_sub(started.elapsed());
+                if let Err(failure) = followed {
+                    if failure.code != PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE {
+                        failure.raise();
+                    }
+                    continue;
+                }
+            }
+            if is_ruled {
                 // Without it, nobody can tell how late the rule is, and that is all. It reads the filter as the owner, whose functions
                 // may have been compiled for another search path in the session of a stranger.
                 let _ = subtransaction(|| self.know_probe(id));
-                continue;
-            }
-            // Nobody waits for a stranger who has locked his rule: what it means is asked again when it is swept.
-            let patience = [(c"lock_timeout", c"50ms")];
-            let followed = subtransaction(|| identity::with_settings(&patience, || self.follow_rule(id, &recomputed)));
-            if let Err(failure) = followed
-                && failure.code != PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE
-            {
-                failure.raise();
             }
         }
         Ok(())
@@ -172,12 +187,12 @@ impl Catalog {
         // is bound to it when that comes.
         let objects = format!(
             "UPDATE {schema}.ttl_binding b
-             SET archive_relid = (SELECT oid FROM pg_class WHERE oid = b.archive_relid), hook = (SELECT oid FROM pg_proc WHERE oid = b.hook),
+             SET archive_relid = (SELECT oid FROM pg_class WHERE oid = b.archive_relid), on_expire_oid = (SELECT oid FROM pg_proc WHERE oid = b.on_expire_oid),
                  index_relid = coalesce(b.index_relid, {schema}.ttl_ready_index(b.relid, t.index_name, t.concurrently))
              FROM {schema}.ttl_index_table t
              WHERE t.id = b.rule_id AND t.id = $1
                AND (b.archive_relid IS NOT NULL AND NOT EXISTS (SELECT FROM pg_class WHERE oid = b.archive_relid)
-                    OR b.hook IS NOT NULL AND NOT EXISTS (SELECT FROM pg_proc WHERE oid = b.hook)
+                    OR b.on_expire_oid IS NOT NULL AND NOT EXISTS (SELECT FROM pg_proc WHERE oid = b.on_expire_oid)
                     OR b.index_relid IS NULL AND {schema}.ttl_ready_index(b.relid, t.index_name, t.concurrently) IS NOT NULL)",
             schema = self.schema
         );
@@ -210,7 +225,7 @@ impl Catalog {
                                       WHERE k.oid = b.archive_relid) AS archive ON true
                    LEFT JOIN LATERAL (SELECT format('%I.%I', s.nspname, p.proname) AS name
                                       FROM pg_proc p JOIN pg_namespace s ON s.oid = p.pronamespace
-                                      WHERE p.oid = b.hook) AS hook ON true
+                                      WHERE p.oid = b.on_expire_oid) AS hook ON true
                    WHERE b.rule_id = $1) AS now
              WHERE t.id = $1
                AND (t.schema_name, t.table_name, t.column_name, t.soft_delete_column, t.index_name, t.archive_to, t.on_expire, t.column_types)

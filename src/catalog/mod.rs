@@ -2,21 +2,24 @@
 //! ask for it is decided before.
 
 mod binding;
+mod claim;
+mod find;
 mod follow;
 mod outcome;
 mod probe;
 mod restore;
+mod rule;
 mod rules;
 mod schema;
-mod sweepable;
 mod switch;
 mod visible;
 
-pub use outcome::{Blocked, Outcome, Trigger};
+pub use claim::Claim;
+pub use outcome::{Blocked, Initiator, Outcome};
 pub use probe::Probe;
 pub use restore::DumpedRule;
+pub use rule::{Broken, Rule, State};
 pub use rules::{Definition, RuleIndex, StoredRule};
-pub use sweepable::{Broken, Claim, Rule};
 
 use crate::error::TtlError;
 use crate::pg::transaction::{Failure, reading};

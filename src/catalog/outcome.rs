@@ -7,16 +7,17 @@ use crate::pg::spi;
 use crate::pg::transaction::Failure;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::Oid;
+use serde::Deserialize;
 
 /// Who asked for a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trigger {
+pub enum Initiator {
     Worker,
     Runner,
     Procedure,
 }
 
-impl Trigger {
+impl Initiator {
     fn name(self) -> &'static str {
         match self {
             Self::Worker => "worker",
@@ -27,7 +28,7 @@ impl Trigger {
 }
 
 /// What is known of the rows of a rule that could not be removed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub struct Blocked {
     /// Whether they are to be left alone for now.
     pub rests: bool,
@@ -46,7 +47,7 @@ pub struct Outcome<'a> {
     pub rule_id: i64,
     /// Of the rule as it was loaded: one that was changed since does not inherit its old errors.
     pub version: i64,
-    pub trigger: Trigger,
+    pub initiator: Initiator,
     pub started_at: TimestampWithTimeZone,
     pub rows: i64,
     /// Partitions that were dropped or detached.
@@ -204,7 +205,7 @@ impl Catalog {
             schema = self.schema
         );
         let history = format!(
-            "INSERT INTO {schema}.ttl_history_log (rule_id, schema_name, table_name, column_name, trigger, started_at,
+            "INSERT INTO {schema}.ttl_history_log (rule_id, schema_name, table_name, column_name, initiator, started_at,
                  finished_at, rows_removed, batches, blocked_rows, locked_rows, status, error, wal_bytes,
                  partitions_removed, error_code)
              SELECT id, schema_name, table_name, column_name, $2, $3, clock_timestamp(), $4, $5, $6, $7, $8, $9, $10, $11, $12
@@ -243,7 +244,7 @@ impl Catalog {
                 &history,
                 &[
                     outcome.rule_id.into(),
-                    outcome.trigger.name().into(),
+                    outcome.initiator.name().into(),
                     outcome.started_at.into(),
                     outcome.rows.into(),
                     outcome.batches.into(),

@@ -30,7 +30,7 @@ impl Catalog {
         let write = format!("UPDATE {}.ttl_binding SET probe_relid = $2 WHERE rule_id = $1", self.schema);
         let found = self.with_rights(|| spi::query(&read, &[id.into()], |row| row.get::<Oid>(1)))?;
         let Some(index) = found.into_iter().flatten().next() else { return Ok(()) };
-        let Some(rule) = self.rule_now(id)? else { return Ok(()) };
+        let Some(rule) = self.rule_now(id)?.filter(|rule| rule.check_owner().is_ok()) else { return Ok(()) };
         let tells = identity::sandboxed_as(rule.owner, || {
             index::tells(
                 index,

@@ -3,7 +3,8 @@
 use super::binding::Binding;
 use super::{Catalog, Definition};
 use crate::error::TtlError;
-use crate::pg::{board, memo, process, spi};
+use crate::pg::transaction::subtransaction;
+use crate::pg::{memo, process, shmem, spi};
 use pgrx::heap_tuple::PgHeapTuple;
 use pgrx::prelude::*;
 use pgrx::{AllocatedByRust, JsonB};
@@ -71,10 +72,17 @@ impl Catalog {
             warning!("TTL rule on column \"{column}\" of table \"{schema}.{table}\" left out: {reason}");
             return self.with_rights(|| spi::execute(&forget, &[id.into()])).map(|_| ());
         }
-        self.keep_number(id)?;
-        self.with_rights(|| spi::execute(&insert, &[id.into()]))?;
-        self.bind(id, Binding::Restored)?;
-        process::at_commit(board::wake);
+        let bound = subtransaction(|| {
+            self.keep_number(id)?;
+            self.with_rights(|| spi::execute(&insert, &[id.into()]))?;
+            self.bind(id, Binding::Restored)
+        });
+        if let Err(failure) = bound {
+            let Written { column, schema, table, .. } = written;
+            warning!("TTL rule on column \"{column}\" of table \"{schema}.{table}\" left out: {}", failure.message);
+            return self.with_rights(|| spi::execute(&forget, &[id.into()])).map(|_| ());
+        }
+        process::at_commit(shmem::wake);
         self.forget_rule(id)
     }
 
@@ -101,6 +109,12 @@ impl Catalog {
         {
             return Err(TtlError::RestoredPurge(other));
         }
+        // As PostgreSQL prints them.
+        let named = "SELECT coalesce(bool_and(format_type(to_regtype(name), NULL) = name), true) FROM unnest($1::text[]) AS named (name)";
+        let types = rule.column_types.clone();
+        if self.with_rights(|| spi::query(named, &[types.into()], |row| row.get(1)))? != [Some(true)] {
+            return Err(TtlError::RestoredTypes);
+        }
         self.insert_row(&Row { rule, column_name: column, definition }).map(|_| ())
     }
 
@@ -126,7 +140,7 @@ impl Catalog {
     /// Has numbers of new rules go on behind that of one that was written with its own.
     fn keep_number(&self, id: i64) -> Result<(), TtlError> {
         let sql = format!(
-            "SELECT setval('{schema}.ttl_index_table_id_seq'::regclass, $1) FROM {schema}.ttl_index_table_id_seq WHERE last_value < $1",
+            "SELECT setval('{schema}.ttl_index_table_id_seq'::regclass, $1) FROM {schema}.ttl_index_table_id_seq WHERE last_value < $1 OR (last_value = $1 AND NOT is_called)",
             schema = self.schema
         );
         self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
@@ -169,7 +183,7 @@ impl Catalog {
         let sql = format!(
             "UPDATE {schema}.ttl_binding b
              SET index_relid = {schema}.ttl_ready_index(b.relid, t.index_name, t.concurrently),
-                 archive_relid = to_regclass(t.archive_to), hook = {schema}.ttl_hook(t.on_expire)
+                 archive_relid = to_regclass(t.archive_to), on_expire_oid = {schema}.ttl_on_expire_oid(t.on_expire)
              FROM {schema}.ttl_index_table t
              WHERE t.id = b.rule_id AND t.id = $1",
             schema = self.schema
@@ -301,7 +315,7 @@ impl Catalog {
             self.forget_rule(*id)?;
         }
         if !released.is_empty() {
-            process::at_commit(board::wake);
+            process::at_commit(shmem::wake);
         }
         Ok(i32::try_from(released.len()).unwrap_or(i32::MAX))
     }

@@ -15,6 +15,8 @@ pub struct StoredRule {
     pub id: i64,
     /// The rule that softly deletes what this one removes.
     pub purges: Option<i64>,
+    /// The owner of the table when it was registered.
+    pub registered_for: Oid,
     pub options: Options,
     pub index: Option<RuleIndex>,
 }
@@ -62,7 +64,7 @@ impl Catalog {
             "SELECT t.id, t.index_name, t.index_created_by_extension,
                     {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name), t.purges, {options},
                     EXISTS (SELECT FROM pg_index i WHERE i.indisvalid
-                              AND i.indexrelid = {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name))
+                              AND i.indexrelid = {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name)), b.owner
              FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              WHERE b.relid = $1 AND {ON_SUBJECT}
              FOR UPDATE OF t",
@@ -116,7 +118,12 @@ impl Catalog {
         }
         let id = self.insert_row(&Row { schema_name: schema, table_name: table, column_name: column, definition })?;
         self.confirm(id)?;
-        Ok(id)
+        // A row that cannot be bound is left out, as in a restore.
+        let is_there = format!("SELECT FROM {}.ttl_binding WHERE rule_id = $1", self.schema);
+        match self.with_rights(|| spi::execute(&is_there, &[id.into()]))? {
+            0 => Err(TtlError::Mismatch),
+            _ => Ok(id),
+        }
     }
 
     /// Writes the row of a rule, by the names of its columns, and tells its number.
@@ -226,7 +233,13 @@ fn stored_rule(row: &spi::Row<'_>) -> Result<StoredRule, TtlError> {
     let oid = row.get(4)?;
     let is_valid = row.get(7)?.unwrap_or_default();
     let index = row.get(2)?.map(|name| RuleIndex { name, oid, made_by_us, is_valid });
-    Ok(StoredRule { id: row.get(1)?.unwrap_or_default(), purges: row.get(5)?, options: options(row, 6)?, index })
+    Ok(StoredRule {
+        id: row.get(1)?.unwrap_or_default(),
+        purges: row.get(5)?,
+        registered_for: row.get(8)?.unwrap_or_default(),
+        options: options(row, 6)?,
+        index,
+    })
 }
 
 /// SQL for the options of a rule, as JSON. Nothing else of its row: what users can have written there may be long.

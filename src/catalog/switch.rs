@@ -47,4 +47,13 @@ impl Catalog {
         self.with_rights(|| spi::execute(&sql, &[recovery.into()]))?;
         if holds { self.switch_off(Some("recovery")) } else { Ok(false) }
     }
+
+    /// Whether a worker is in this database, as the server sees it.
+    pub fn has_worker(&self) -> Result<bool, TtlError> {
+        let sql = format!(
+            "SELECT EXISTS (SELECT FROM {}.ttl_worker_status() WHERE database_name = current_database())",
+            self.schema
+        );
+        Ok(spi::read(&sql, &[], |row| row.get(1))? == [Some(true)])
+    }
 }

@@ -4,11 +4,11 @@
 use super::{PREFIX, command, free_name};
 use crate::catalog::{Catalog, Rule};
 use crate::error::{Purpose, TtlError};
-use crate::pg::board::{self, Progress};
 use crate::pg::expression;
 use crate::pg::index::{self, Wanted};
 use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Lock};
+use crate::pg::shmem::{self, Progress};
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{access, spi, statement, storage};
 use crate::sandbox::in_sandbox;
@@ -21,7 +21,8 @@ const SCOPE: Scope = Scope::Transaction;
 /// Makes the index, if it is not there; tells whether it did. A partitioned table has that of every partition made first, so that
 /// its own takes no time. Ends early if the rule changes.
 pub fn run(catalog: &Catalog, rule: &Rule) -> Result<bool, Failure> {
-    let Some(wished) = &rule.pending_index else { return Ok(false) };
+    let Some(wished) = &rule.state.pending_index else { return Ok(false) };
+    rule.check_owner()?;
     // A worker that was started anew may not know that somebody is at it.
     let progress = Progress {
         rule_id: rule.id,
@@ -30,7 +31,7 @@ pub fn run(catalog: &Catalog, rule: &Rule) -> Result<bool, Failure> {
         is_building: true,
         ..Progress::default()
     };
-    if !board::claim_building(progress) {
+    if !shmem::claim_building(progress) {
         return Ok(false);
     }
     // The table may have become another's since the rule was registered.

@@ -1,8 +1,8 @@
 //! Expressions over the row of one table: checked, and printed in canonical form.
 
 use super::identity::{with_canonical_output, with_standard_syntax};
+use super::leakproof::{Whose, is_harmless};
 use super::transaction::{is_interrupt, subtransaction};
-use super::trust::{Whose, is_harmless};
 use crate::error::{Purpose, TtlError};
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};

@@ -1,11 +1,9 @@
 //! The only home of `unsafe`: what the rest of the code needs from the server, behind safe functions.
 
 pub mod access;
-pub mod board;
 pub mod bound;
 pub mod chain;
 pub mod citus;
-pub mod conflict;
 pub mod entry;
 pub mod estimate;
 pub mod event;
@@ -13,6 +11,7 @@ pub mod executor;
 pub mod expression;
 pub mod identity;
 pub mod index;
+pub mod leakproof;
 pub mod login;
 pub mod meaning;
 pub mod memo;
@@ -28,6 +27,7 @@ pub mod recovery;
 mod reference;
 pub mod relation;
 pub mod setting;
+pub mod shmem;
 pub mod simple;
 pub mod span;
 pub mod spi;
@@ -35,5 +35,5 @@ pub mod statement;
 pub mod storage;
 pub mod transaction;
 pub mod trigger;
-pub mod trust;
+pub mod unique_conflict;
 pub mod utility;

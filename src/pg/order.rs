@@ -1,8 +1,8 @@
 //! Whether anything in a table has expired, told from the first entry of an index in the order of expiry.
 
-use super::conflict::{begin_scan, dirty_snapshot, is_true};
 use super::planner::Condition;
 use super::trigger::Change;
+use super::unique_conflict::{begin_scan, dirty_snapshot, is_true};
 use pgrx::pg_sys::{self, Oid};
 use std::ptr;
 

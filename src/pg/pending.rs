@@ -1,9 +1,9 @@
 //! Rows that `ON CONFLICT DO NOTHING` was to write, kept until it has run: to see then whether one came to be in their way that
 //! nobody could see when they were looked at.
 
-use super::conflict::{self, Constraint, Existing, begin_scan};
 use super::expression::Relation;
 use super::trigger::Change;
+use super::unique_conflict::{self, Constraint, Existing, begin_scan};
 use pgrx::pg_sys::{self, Oid};
 use std::ptr;
 
@@ -41,9 +41,9 @@ impl PendingRow {
         // SAFETY: the relation is open, and the slot has a row of it.
         unsafe {
             let own = self.slot(&relation);
-            let completed = conflict::completed(relation.0, own);
+            let completed = unique_conflict::completed(relation.0, own);
             let judged = judge(&Existing::new(relation.0, completed));
-            conflict::drop_completed(completed, own);
+            unique_conflict::drop_completed(completed, own);
             pg_sys::ExecDropSingleTupleTableSlot(own);
             judged
         }
@@ -58,7 +58,7 @@ impl PendingRow {
         unsafe {
             let index = pg_sys::index_open(constraint.index, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
             let own = self.slot(&relation);
-            let completed = conflict::completed(relation.0, own);
+            let completed = unique_conflict::completed(relation.0, own);
             let values = constraint.values(index, completed);
             let is_met = values.map(|values| {
                 let find = |snapshot, is_it: &dyn Fn(&Existing) -> bool| {
@@ -80,7 +80,7 @@ impl PendingRow {
                 find(&raw mut pg_sys::SnapshotSelfData, &judge)
                     || find(&raw mut pg_sys::SnapshotAnyData, &|row| row.is_of_this_transaction() && judge(row))
             });
-            conflict::drop_completed(completed, own);
+            unique_conflict::drop_completed(completed, own);
             pg_sys::ExecDropSingleTupleTableSlot(own);
             pg_sys::index_close(index, pg_sys::NoLock as pg_sys::LOCKMODE);
             is_met

@@ -75,7 +75,7 @@ impl Plan {
                     TtlError::Mismatch.raise();
                 }
                 pg_sys::SPI_keepplan(plan);
-                let is_engine = sql.to_bytes().starts_with(planner::MARK.as_bytes());
+                let is_engine = sql.to_bytes().starts_with(planner::ENGINE_TAG.as_bytes());
                 let kept = Self { statement: plan, parameters: parameters.to_vec(), is_engine };
                 kept.make();
                 kept
@@ -88,7 +88,7 @@ impl Plan {
     /// # Safety
     /// There is an SPI connection.
     unsafe fn make(&self) {
-        planner::planning(if self.is_engine { planner::MARK } else { "" }, || {
+        planner::planning(if self.is_engine { planner::ENGINE_TAG } else { "" }, || {
             // SAFETY: as promised by the caller; the plan that is pinned is released at once.
             unsafe {
                 let plan = pg_sys::SPI_plan_get_cached_plan(self.statement);

@@ -3,8 +3,8 @@
 use super::citus;
 use super::expression::{Relation, analyze, elements};
 use super::identity;
+use super::leakproof::{Whose, has_observable_conditions, is_harmless, is_observable, query_may_tell};
 use super::reference;
-use super::trust::{Whose, has_observable_conditions, is_harmless, is_observable, query_may_tell};
 use crate::error::{Purpose, TtlError};
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
@@ -215,7 +215,7 @@ fn asking<T>(ask: impl FnOnce() -> T) -> T {
 }
 
 /// Statements of the engine begin with this.
-pub const MARK: &str = "/* pg_ttl_index */ ";
+pub const ENGINE_TAG: &str = "/* pg_ttl_index */ ";
 
 thread_local! {
     /// Set while a statement of the engine is about to be planned, and taken by the first that is.
@@ -230,7 +230,7 @@ pub fn planning<T>(sql: &str, work: impl FnOnce() -> T) -> T {
             IS_ENGINE.set(false);
         }
     }
-    IS_ENGINE.set(sql.starts_with(MARK));
+    IS_ENGINE.set(sql.starts_with(ENGINE_TAG));
     let _planning = Planning;
     work()
 }
@@ -244,7 +244,7 @@ unsafe fn is_exempt(query: *mut pg_sys::Query, text: *const c_char) -> bool {
     unsafe {
         let text = if text.is_null() { c"" } else { CStr::from_ptr(text) }.to_bytes();
         let begins_with = |beginning: &str| text.starts_with(beginning.as_bytes());
-        (IS_ENGINE.take() && begins_with(MARK))
+        (IS_ENGINE.take() && begins_with(ENGINE_TAG))
             || pg_sys::am_walsender
             || reference::is_foreign_key(query)
             || (begins_with("SELECT fk.")
@@ -386,8 +386,8 @@ unsafe fn add(query: *mut pg_sys::Query, conditions: &[(i32, Rc<Condition>)], ma
             for place in 0..elements(entry.securityQuals).len() {
                 let policy = (*entry.securityQuals).elements.add(place);
                 if is_observable((*policy).ptr_value.cast()) {
-                    let visible = condition.for_relation(*index).cast();
-                    (*policy).ptr_value = unless_hidden(visible, (*policy).ptr_value.cast()).cast();
+                    let relation = Below { index: *index, nulled_by: Vec::new() };
+                    (*policy).ptr_value = unless(is_hidden(condition, &relation), (*policy).ptr_value.cast()).cast();
                 }
             }
             entry.securityQuals = pg_sys::lcons(condition.for_relation(*index), entry.securityQuals);
@@ -410,10 +410,10 @@ unsafe fn fence(query: *mut pg_sys::Query) {
     }
 }
 
-/// A relation below a part of a join tree, and whether an outer join may put NULLs into the place of its rows.
+/// A relation below a part of a join tree, and the outer joins in between that may put NULLs into the place of its rows.
 struct Below {
     index: i32,
-    is_nullable: bool,
+    nulled_by: Vec<i32>,
 }
 
 /// Has functions in a join tree that somebody could see being called be called for visible rows alone. PostgreSQL takes one that is
@@ -430,7 +430,7 @@ unsafe fn guard(node: *mut pg_sys::Node, query: *mut pg_sys::Query, conditions: 
         }
         match (*node).type_ {
             pg_sys::NodeTag::T_RangeTblRef => {
-                vec![Below { index: (*node.cast::<pg_sys::RangeTblRef>()).rtindex, is_nullable: false }]
+                vec![Below { index: (*node.cast::<pg_sys::RangeTblRef>()).rtindex, nulled_by: Vec::new() }]
             }
             pg_sys::NodeTag::T_FromExpr => {
                 let from = &mut *node.cast::<pg_sys::FromExpr>();
@@ -439,7 +439,7 @@ unsafe fn guard(node: *mut pg_sys::Node, query: *mut pg_sys::Query, conditions: 
                     parts.flat_map(|cell| guard(cell.ptr_value.cast(), query, conditions)).collect();
                 // The target of a MERGE is joined later, by its ON condition.
                 if (*query).commandType == pg_sys::CmdType::CMD_MERGE && node == (*query).jointree.cast() {
-                    below.push(Below { index: (*query).resultRelation, is_nullable: false });
+                    below.push(Below { index: (*query).resultRelation, nulled_by: Vec::new() });
                     #[cfg(any(feature = "pg17", feature = "pg18"))]
                     {
                         (*query).mergeJoinCondition = guarded((*query).mergeJoinCondition, &below, query, conditions);
@@ -458,7 +458,9 @@ unsafe fn guard(node: *mut pg_sys::Node, query: *mut pg_sys::Query, conditions: 
                 for (place, relation) in below.iter_mut().enumerate() {
                     let by =
                         if place < left_count { pg_sys::JoinType::JOIN_RIGHT } else { pg_sys::JoinType::JOIN_LEFT };
-                    relation.is_nullable |= is_full || kind == by;
+                    if is_full || kind == by {
+                        relation.nulled_by.push(join.rtindex);
+                    }
                 }
                 below
             }
@@ -468,8 +470,9 @@ unsafe fn guard(node: *mut pg_sys::Node, query: *mut pg_sys::Query, conditions: 
 }
 
 /// `CASE WHEN hidden THEN false ELSE clause END` for each such clause, about the relations that it is about. One that is about none is
-/// called for each row of the join that it stands in, when hidden rows are out already, unless there is nothing to join with. Nor is
-/// there a need where an outer join may have made up the row: that comes after the scan.
+/// called for each row of the join that it stands in, when hidden rows are out already, unless there is nothing to join with. A row that
+/// an outer join has made up of NULLs is not hidden. PostgreSQL may turn such a join into an inner one, so that the clause is checked at
+/// the scan.
 ///
 /// # Safety
 /// `quals` is null or a condition in the join tree of the query, on the relations below it.
@@ -498,11 +501,11 @@ unsafe fn guarded(
                 let are_named = below.iter().filter(|relation| pg_sys::bms_is_member(relation.index, about)).count();
                 let is_by_alias = pg_sys::bms_num_members(about) as usize > are_named;
                 for (index, condition) in conditions {
-                    let is_certain = below.iter().any(|relation| relation.index == *index && !relation.is_nullable);
+                    let Some(relation) = below.iter().find(|relation| relation.index == *index) else { continue };
                     let is_concerned =
                         (about.is_null() && is_alone) || is_by_alias || pg_sys::bms_is_member(*index, about);
-                    if is_certain && is_concerned {
-                        clause = unless_hidden(condition.for_relation(*index).cast(), clause);
+                    if is_concerned {
+                        clause = unless(is_hidden(condition, relation), clause);
                     }
                 }
             }
@@ -512,17 +515,56 @@ unsafe fn guarded(
     }
 }
 
+/// Whether a row of a relation is hidden, as it stands above the outer joins that may have made it up: one that is made up has no place.
+///
 /// # Safety
-/// Both are conditions of one query.
-unsafe fn unless_hidden(visible: *mut pg_sys::Expr, clause: *mut pg_sys::Node) -> *mut pg_sys::Node {
+/// Called while a query is being planned that has the relation.
+unsafe fn is_hidden(condition: &Condition, relation: &Below) -> *mut pg_sys::Node {
     // SAFETY: fills in new nodes.
     unsafe {
         let test = pgrx::PgBox::<pg_sys::BooleanTest>::alloc_node(pg_sys::NodeTag::T_BooleanTest).into_pg();
-        (*test).arg = visible;
+        (*test).arg = condition.for_relation(relation.index).cast();
         (*test).booltesttype = pg_sys::BoolTestType::IS_FALSE;
         (*test).location = -1;
+        if relation.nulled_by.is_empty() {
+            return test.cast();
+        }
+        let ctid = pg_sys::SelfItemPointerAttributeNumber as i16;
+        let place = pg_sys::makeVar(relation.index as _, ctid, pg_sys::TIDOID, -1, pg_sys::InvalidOid, 0);
+        let exists = pgrx::PgBox::<pg_sys::NullTest>::alloc_node(pg_sys::NodeTag::T_NullTest).into_pg();
+        (*exists).arg = place.cast();
+        (*exists).nulltesttype = pg_sys::NullTestType::IS_NOT_NULL;
+        (*exists).location = -1;
+        let both = pg_sys::lappend(pg_sys::lappend(ptr::null_mut(), exists.cast()), test.cast());
+        nulled(pg_sys::makeBoolExpr(pg_sys::BoolExprType::AND_EXPR, both, -1).cast(), relation)
+    }
+}
+
+/// From PostgreSQL 16 on, columns say which outer joins may have put NULLs into their places.
+///
+/// # Safety
+/// `node` is a condition on the relation, and may be changed.
+unsafe fn nulled(node: *mut pg_sys::Node, _relation: &Below) -> *mut pg_sys::Node {
+    #[cfg(any(feature = "pg14", feature = "pg15"))]
+    return node;
+    #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+    // SAFETY: as promised by the caller; sets of range table indexes.
+    unsafe {
+        let joins =
+            _relation.nulled_by.iter().fold(ptr::null_mut(), |joins, join| pg_sys::bms_add_member(joins, *join));
+        pg_sys::add_nulling_relids(node, pg_sys::bms_make_singleton(_relation.index), joins)
+    }
+}
+
+/// `CASE WHEN hidden THEN false ELSE clause END`.
+///
+/// # Safety
+/// Both are conditions of one query.
+unsafe fn unless(hidden: *mut pg_sys::Node, clause: *mut pg_sys::Node) -> *mut pg_sys::Node {
+    // SAFETY: fills in new nodes.
+    unsafe {
         let when = pgrx::PgBox::<pg_sys::CaseWhen>::alloc_node(pg_sys::NodeTag::T_CaseWhen).into_pg();
-        (*when).expr = test.cast();
+        (*when).expr = hidden.cast();
         (*when).result = pg_sys::makeBoolConst(false, false).cast();
         (*when).location = -1;
         let case = pgrx::PgBox::<pg_sys::CaseExpr>::alloc_node(pg_sys::NodeTag::T_CaseExpr).into_pg();

@@ -1,7 +1,7 @@
 //! Commands that cannot run in a transaction, because they have several of their own.
 
 use super::transaction::{Failure, batch_timeout_ms, catch, leave_nothing_behind, set_time_limit};
-use super::{board, identity, process};
+use super::{identity, process, shmem};
 use crate::error::TtlError;
 use pgrx::{PgList, PgMemoryContexts, pg_sys};
 use std::ffi::{CStr, CString, c_char};
@@ -28,7 +28,7 @@ pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(),
     let text = CString::new(sql).unwrap_or_default();
     set_lock_timeout(patience);
     set_time_limit(batch_timeout_ms());
-    board::report_busy(true);
+    shmem::report_busy(true);
     let result = as_role(role, || {
         in_transactions(|memory| {
             // SAFETY: in a transaction, with one statement that outlives it.
@@ -51,7 +51,7 @@ pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(),
     });
     set_time_limit(0);
     forget_settings();
-    board::report_busy(false);
+    shmem::report_busy(false);
     result
 }
 

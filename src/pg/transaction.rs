@@ -1,6 +1,6 @@
 //! Work that fails alone.
 
-use super::{board, identity};
+use super::{identity, shmem};
 use crate::error::TtlError;
 use once_cell::sync::OnceCell;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReport, ErrorReportWithLevel};
@@ -229,7 +229,7 @@ fn transaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failu
     let result = unsafe {
         pg_sys::SetCurrentStatementStartTimestamp();
         pg_sys::StartTransactionCommand();
-        board::report_busy(true);
+        shmem::report_busy(true);
         set_time_limit(time_limit());
         let result = catch(|| {
             identity::set_for_transaction((c"lock_timeout", &lock_timeout()));
@@ -245,7 +245,7 @@ fn transaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failu
         }
         pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
         leave_nothing_behind();
-        board::report_busy(false);
+        shmem::report_busy(false);
         // Autovacuum goes by these counts.
         pg_sys::pgstat_report_stat(true);
         result

@@ -11,8 +11,17 @@ use std::ptr;
 /// Whether a COPY of a relation by the current role has to leave rows out.
 pub type IsRestricted = fn(Oid) -> bool;
 
-/// What is to be done before the extension is dropped.
-pub type BeforeDrop = fn();
+/// What is to be done before something is dropped that may have the extension in it.
+pub type BeforeDrop = fn(&Dropped);
+
+/// What a command drops.
+pub enum Dropped {
+    Extension,
+    /// Schemas, by their names, and all in them.
+    Schemas(Vec<String>),
+    /// All that roles own.
+    Owned(Vec<Oid>),
+}
 
 struct Hooks {
     is_restricted: IsRestricted,
@@ -106,8 +115,8 @@ unsafe extern "C-unwind" fn prepare(
     // SAFETY: as the hook was called; the casts follow the node's tag.
     unsafe {
         let node = (*statement).utilityStmt;
-        if (*node).type_ == pg_sys::NodeTag::T_DropStmt && drops_extension(node.cast()) {
-            HOOKS.get().iter().for_each(|hooks| (hooks.before_drop)());
+        if let Some(dropped) = dropped(node) {
+            HOOKS.get().iter().for_each(|hooks| (hooks.before_drop)(&dropped));
         }
         if (*node).type_ != pg_sys::NodeTag::T_CopyStmt || !must_be_query(node.cast()) {
             return statement;
@@ -118,17 +127,36 @@ unsafe extern "C-unwind" fn prepare(
     }
 }
 
-/// Whether this drops our extension, by its name.
+/// What a statement drops, if the extension may be in it.
 ///
 /// # Safety
-/// `drop` is a DROP statement.
-unsafe fn drops_extension(drop: *mut pg_sys::DropStmt) -> bool {
-    // SAFETY: extensions are named by one string each.
+/// `node` is a statement.
+unsafe fn dropped(node: *mut pg_sys::Node) -> Option<Dropped> {
+    // SAFETY: the casts follow the node's tag; extensions and schemas are named by one string each.
     unsafe {
-        (*drop).removeType == pg_sys::ObjectType::OBJECT_EXTENSION
-            && elements((*drop).objects)
-                .iter()
-                .any(|cell| CStr::from_ptr(string_of(cell.ptr_value.cast())).to_bytes() == b"pg_ttl_index")
+        let text =
+            |cell: &pg_sys::ListCell| CStr::from_ptr(string_of(cell.ptr_value.cast())).to_string_lossy().into_owned();
+        match (*node).type_ {
+            pg_sys::NodeTag::T_DropStmt => {
+                let drop = &*node.cast::<pg_sys::DropStmt>();
+                let names = || elements(drop.objects).iter().map(text);
+                match drop.removeType {
+                    pg_sys::ObjectType::OBJECT_EXTENSION => {
+                        names().any(|name| name == "pg_ttl_index").then_some(Dropped::Extension)
+                    }
+                    pg_sys::ObjectType::OBJECT_SCHEMA if drop.behavior == pg_sys::DropBehavior::DROP_CASCADE => {
+                        Some(Dropped::Schemas(names().collect()))
+                    }
+                    _ => None,
+                }
+            }
+            pg_sys::NodeTag::T_DropOwnedStmt => {
+                let roles = elements((*node.cast::<pg_sys::DropOwnedStmt>()).roles).iter();
+                let roles = roles.map(|cell| pg_sys::get_rolespec_oid(cell.ptr_value.cast(), true));
+                Some(Dropped::Owned(roles.collect()))
+            }
+            _ => None,
+        }
     }
 }
 

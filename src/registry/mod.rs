@@ -10,7 +10,7 @@ use crate::error::{Purpose, TtlError};
 use crate::index;
 use crate::pg::expression::{self, Checked};
 use crate::pg::names::{Regclass, Regprocedure};
-use crate::pg::{access, board, bound, identity, relation, spi, trust};
+use crate::pg::{access, bound, identity, leakproof, relation, shmem, spi};
 use crate::row;
 use crate::rule::{Given, Mark, Options, PartitionAction, Predicate, Source, Window};
 use crate::table::{Subject, Table};
@@ -136,7 +136,7 @@ pub fn function_name(function: Regprocedure) -> Result<String, TtlError> {
         &[function.0.into()],
         |_| Ok(()),
     )?;
-    if fits.is_empty() { Err(TtlError::HookArguments(name)) } else { Ok(name) }
+    if fits.is_empty() { Err(TtlError::FunctionArguments(name)) } else { Ok(name) }
 }
 
 /// Pauses or resumes one rule of a table, or all of them; tells how many were not so before.
@@ -283,7 +283,7 @@ fn save(
     } else {
         table.drop_triggers(MAKE_ROOM, Some(id))?;
     }
-    if index.is_some_and(|index| !index.is_valid) && !board::is_preloaded() && !catalog.has_worker()? {
+    if index.is_some_and(|index| !index.is_valid) && !shmem::is_preloaded() && !catalog.has_worker()? {
         notice!("the index is going to be made by a worker, and there is none: start one with ttl_start_worker()");
     }
     if purges.is_none() { save_purge(table, id, options, author) } else { Ok(()) }
@@ -311,7 +311,7 @@ fn check_surroundings(table: &Table, options: &Options) -> Result<(), TtlError> 
             |row| row.get(1),
         )?;
         if allowed != [Some(true)] {
-            return Err(TtlError::HookPermission(function.clone()));
+            return Err(TtlError::FunctionPermission(function.clone()));
         }
     }
     Ok(())
@@ -330,7 +330,7 @@ fn check_hiding(table: &Table, subject: &Subject, filter: Option<&Checked>, time
     if !subject.is_harmless || filter.is_some_and(|filter| !filter.is_harmless) {
         return Err(TtlError::HiddenByCode);
     }
-    if !trust::is_lasting_zone(time_zone) {
+    if !leakproof::is_lasting_zone(time_zone) {
         return Err(TtlError::HiddenByZone(time_zone.to_owned()));
     }
     // Queries of the parent are planned for it, and not for its parts.

@@ -1,8 +1,9 @@
 //! Rules that a role without rights on the catalog writes into it, as a restore does. Each passes the checks of a registration.
 
-use super::{check, definition};
+use super::{check, definition, function_name, table_name, table_oid};
 use crate::catalog::{Catalog, Definition, DumpedRule};
 use crate::error::TtlError;
+use crate::pg::names::{Regclass, Regprocedure};
 use crate::pg::transaction::subtransaction;
 use crate::pg::{access, spi};
 use crate::rule::{Given, Invalid, Options};
@@ -15,7 +16,13 @@ use serde::de::DeserializeOwned;
 /// Registers a rule from its row in a dump. A rule that cannot be registered is left out with a warning, so that the restore does not
 /// lose the others.
 pub fn restore(row: &JsonB) -> Result<(), TtlError> {
-    let rule: DumpedRule = parse(row)?;
+    let rule: DumpedRule = match parse(row) {
+        Ok(rule) => rule,
+        Err(error) => {
+            warning!("a row that is not one of a TTL rule left out: {error}");
+            return Ok(());
+        }
+    };
     if let Err(failure) = subtransaction(|| register(&rule, parse(row)?)) {
         let DumpedRule { schema_name, table_name, column_name, .. } = rule;
         warning!(
@@ -32,7 +39,7 @@ fn parse<T: DeserializeOwned>(row: &JsonB) -> Result<T, TtlError> {
 
 /// Makes neither index nor triggers: the dump brings them after the rules.
 fn register(rule: &DumpedRule, options: Options) -> Result<(), TtlError> {
-    let options = options.alter(&Given::default(), &[])?;
+    let options = canonical(options.alter(&Given::default(), &[])?)?;
     let table = Table::lock(table_named(&rule.schema_name, &rule.table_name)?)?;
     table.check_storage()?;
     let (catalog, author) = (Catalog::open()?, access::current_role());
@@ -47,6 +54,19 @@ fn register(rule: &DumpedRule, options: Options) -> Result<(), TtlError> {
         ..definition(&table, &subject, &options, accepted.filter, rule.purges)?
     };
     catalog.insert_dumped(rule, &subject.name, &definition)
+}
+
+/// The options with names as a registration writes them: what is stored must mean the same wherever it is restored next.
+fn canonical(mut options: Options) -> Result<Options, TtlError> {
+    if let Some(archive) = &mut options.archive_to {
+        *archive = table_name(Regclass(table_oid(archive)?))?;
+    }
+    if let Some(function) = &mut options.on_expire {
+        let signature = format!("{function}(regclass, jsonb)");
+        let found = spi::query("SELECT $1::regprocedure::oid", &[signature.into()], |row| row.get(1))?;
+        *function = function_name(Regprocedure(found.into_iter().flatten().next().unwrap_or_default()))?;
+    }
+    Ok(options)
 }
 
 fn table_named(schema: &str, table: &str) -> Result<Oid, TtlError> {

@@ -36,6 +36,9 @@ pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation, columns: &[Strin
     let expiry = &rule.predicate.expiry;
     let endless = rule.predicate.endless();
     let has_code = !rule.meanings.are_harmless(rule.options.filter.is_some(), rule.attnum.is_none());
+    if has_code {
+        rule.check_owner()?;
+    }
     // The caller needs the right to read what the answer tells of.
     let claim = |lock: &str| {
         let column = rule.attnum.map(|_| rule.column.clone());

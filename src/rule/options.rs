@@ -198,13 +198,13 @@ impl Options {
     }
 
     /// Whether somebody wants to have the rows or to hear of them when they go.
-    pub fn has_audience(&self) -> bool {
+    pub fn delivers(&self) -> bool {
         self.archive().is_some() || self.on_expire.is_some() || self.notify_channel.is_some()
     }
 
     /// Whether a row that has expired may be taken away as soon as a new one needs its key, without a sweep.
     pub fn makes_room(&self) -> bool {
-        self.hide_expired && self.soft_delete_column.is_none() && !self.has_audience()
+        self.hide_expired && self.soft_delete_column.is_none() && !self.delivers()
     }
 
     /// One line for each option that differs from `before`, for the user to read.

@@ -27,7 +27,7 @@ pub struct Done {
     /// Where rows are that could not be removed, and why.
     pub blocked: Vec<Tid>,
     pub blocked_by: Option<Failure>,
-    /// What an audience gets, for each statement that removed rows.
+    /// What an delivery gets, for each statement that removed rows.
     pub taken: Vec<Taken>,
 }
 
@@ -52,7 +52,7 @@ impl Done {
     }
 }
 
-/// Hands over what an audience gets; raises its error if it refuses.
+/// Hands over what an delivery gets; raises its error if it refuses.
 pub type Call<'a> = &'a dyn Fn(&[Taken]);
 
 pub struct Remover {
@@ -63,7 +63,7 @@ pub struct Remover {
     look_in_range: Prepared,
     lock: Prepared,
     remove: Prepared,
-    has_audience: bool,
+    delivers: bool,
     /// Whether somebody can have a removed row be as it was before, as a trigger can a mark.
     can_be_undone: bool,
 }
@@ -97,7 +97,7 @@ impl Remover {
             look_in_range: Prepared::new(statements.look(Which::Ranged), Which::Ranged),
             lock: Prepared::new(statements.lock(), Which::Listed),
             remove: Prepared::new(statements.remove(), Which::Listed),
-            has_audience: statements.has_audience(),
+            delivers: statements.delivers(),
             can_be_undone: leaf.can_undo(rule),
         }
     }
@@ -145,7 +145,7 @@ impl Remover {
             blocked = self.look.plan().find(Places::These(&chain::latest(self.relid, &ours)), 0).tids;
             let most = ours.len().saturating_sub(blocked.len());
             // Nobody is told of a row that is not gone: the batch is divided.
-            if removed > most && self.has_audience {
+            if removed > most && self.delivers {
                 kept().raise();
             }
             removed = removed.min(most);
@@ -154,9 +154,9 @@ impl Remover {
         Done { removed: removed as i64, locked, blocked, blocked_by, taken }
     }
 
-    /// Removes rows by one of the statements, and takes what the audience gets.
+    /// Removes rows by one of the statements, and takes what the delivery gets.
     fn take(&self, removal: &Prepared, places: Places<'_>) -> (usize, Vec<Taken>) {
-        if !self.has_audience {
+        if !self.delivers {
             return (removal.plan().run(places), Vec::new());
         }
         let mut columns = removal.plan().row(places).into_iter();
@@ -235,7 +235,7 @@ pub fn remove(
                 parts.extend([second, first]);
                 continue;
             }
-            // What is left of them goes together, unless the audience does not take it.
+            // What is left of them goes together, unless the delivery does not take it.
             (Err((_, true)), _) => match attempt(&one_by_one) {
                 Err((_, true)) => attempt(&each_told).map_err(|(failure, _)| failure)?,
                 done => done.map_err(|(failure, _)| failure)?,

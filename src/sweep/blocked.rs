@@ -5,7 +5,7 @@
 
 use super::scan::{Care, Harvest};
 use super::{Sweep, Work, batch, harvest_size};
-use crate::catalog::{Blocked, Catalog, Rule, Trigger};
+use crate::catalog::{Blocked, Catalog, Initiator, Rule};
 use crate::error::TtlError;
 use crate::pg::plan::{Places, Plan, Tid};
 use crate::pg::relation::tree;
@@ -14,8 +14,8 @@ use crate::sandbox::in_sandbox;
 use pgrx::PgSqlErrorCode;
 
 /// The value that a sweep by a worker begins behind, if it is to leave blocked rows alone. `None` if all are to be tried.
-pub fn known(catalog: &Catalog, rule: &Rule, trigger: Trigger) -> Result<Option<Blocked>, TtlError> {
-    let blocked = rule.blocked.as_ref().filter(|blocked| blocked.rests && trigger == Trigger::Worker);
+pub fn known(catalog: &Catalog, rule: &Rule, initiator: Initiator) -> Result<Option<Blocked>, TtlError> {
+    let blocked = rule.state.blocked.as_ref().filter(|blocked| blocked.rests && initiator == Initiator::Worker);
     let Some(blocked) = blocked else { return Ok(None) };
     Ok((digest(catalog, rule)? == blocked.under).then(|| blocked.clone()))
 }
@@ -89,11 +89,11 @@ impl Sweep {
             self.blocked_up_to.as_ref().map(|value| format!("{} {value}", rule.predicate.expiry.source().type_name()));
         match &self.left {
             Some(_) => up_to.map_or(Ok(()), |up_to| catalog.add_blocked(rule, &up_to)),
-            None if self.tally.blocked > 0 && (is_news || self.trigger == Trigger::Worker) => {
+            None if self.tally.blocked > 0 && (is_news || self.initiator == Initiator::Worker) => {
                 let blocked = Blocked { rests: true, up_to, under: digest(catalog, rule)? };
                 catalog.rest_blocked(rule, &blocked, self.tally.locked > 0)
             }
-            None if self.tally.blocked == 0 && rule.blocked.is_some() => catalog.forget_blocked(rule),
+            None if self.tally.blocked == 0 && rule.state.blocked.is_some() => catalog.forget_blocked(rule),
             None => Ok(()),
         }
     }

@@ -1,16 +1,16 @@
 //! The end of a sweep, and what is written of it.
 
 use super::{Step, Sweep};
-use crate::catalog::{Catalog, Outcome, Trigger};
+use crate::catalog::{Catalog, Initiator, Outcome};
 use crate::error::TtlError;
 use crate::pg::transaction::{Failure, Scope, lock_timeout};
-use crate::pg::{board, identity};
+use crate::pg::{identity, shmem};
 use pgrx::datum::datetime_support::clock_timestamp;
 
 impl Sweep {
     /// Writes down how the sweep ended, if there is anything to write.
     pub fn finish(self, end: &Result<Step, Failure>) -> Result<(), Failure> {
-        board::report_end(self.rule.id);
+        shmem::report_end(self.rule.id);
         let complete = *end == Ok(Step::Finished);
         let skipped: Vec<_> =
             self.leaves.skipped.iter().map(|(leaf, reason)| format!("{} {reason}", leaf.name)).collect();
@@ -20,15 +20,16 @@ impl Sweep {
         let same_blocked = if left_blocked {
             self.tally.blocked == 0
         } else {
-            self.tally.blocked == self.rule.blocked_rows
-                && self.tally.blocked_by.is_some() == self.rule.last_error.is_some()
+            self.tally.blocked == self.rule.state.blocked_rows
+                && self.tally.blocked_by.is_some() == self.rule.state.last_error.is_some()
         };
-        let nothing_new =
-            same_blocked && self.tally.locked == self.rule.locked_rows && skipped == self.rule.skipped_parts;
+        let nothing_new = same_blocked
+            && self.tally.locked == self.rule.state.locked_rows
+            && skipped == self.rule.state.skipped_parts;
         let is_idle = self.tally.rows == 0 && self.tally.partitions == 0 && (nothing_new || !complete);
         // In the order of expiry, what lies before a blocked row was tried, also if what lies behind was not.
         let has_tried_before = complete || (self.is_ordered && *end == Ok(Step::Enough));
-        if has_tried_before && (self.tally.blocked > 0 || (!left_blocked && self.rule.blocked.is_some())) {
+        if has_tried_before && (self.tally.blocked > 0 || (!left_blocked && self.rule.state.blocked.is_some())) {
             self.scope.attempt(|| with_patience(|| self.remember_blocked(!is_idle)))?;
         }
         if end.is_ok() && is_idle {
@@ -40,7 +41,7 @@ impl Sweep {
                 &Outcome {
                     rule_id: self.rule.id,
                     version: self.rule.version,
-                    trigger: self.trigger,
+                    initiator: self.initiator,
                     started_at: self.started_at,
                     rows: self.tally.rows,
                     partitions: self.tally.partitions,
@@ -65,13 +66,13 @@ impl Sweep {
 pub fn record_failure(
     catalog: &Catalog,
     (rule_id, version): (i64, i64),
-    trigger: Trigger,
+    initiator: Initiator,
     scope: Scope,
     failure: &Failure,
 ) -> Result<(), Failure> {
     scope.attempt(|| {
         // Nobody waits for an owner who keeps failing rules locked.
-        if trigger == Trigger::Worker && !catalog.is_free(rule_id)? {
+        if initiator == Initiator::Worker && !catalog.is_free(rule_id)? {
             return Ok(());
         }
         record(
@@ -79,7 +80,7 @@ pub fn record_failure(
             &Outcome {
                 rule_id,
                 version,
-                trigger,
+                initiator,
                 started_at: clock_timestamp(),
                 rows: 0,
                 partitions: 0,
@@ -106,7 +107,7 @@ fn with_patience<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Ttl
 
 fn record(catalog: &Catalog, outcome: &Outcome<'_>) -> Result<(), TtlError> {
     // A worker does not wait for an owner who keeps failing rules locked: others have their turn.
-    let is_failing = outcome.trigger == Trigger::Worker && outcome.failure.is_some();
+    let is_failing = outcome.initiator == Initiator::Worker && outcome.failure.is_some();
     let patience = if is_failing { c"50ms".to_owned() } else { lock_timeout() };
     identity::with_settings(&[(c"lock_timeout", &patience)], || catalog.record_outcome(outcome))
 }

@@ -77,7 +77,7 @@ impl Leaf {
 
     /// Whether removing rows here may run code of users, beyond looking for them.
     pub fn removal_runs_user_code(&self, rule: &Rule) -> bool {
-        rule.marks() || rule.options.has_audience() || !self.shape.as_ref().is_some_and(Shape::is_plain)
+        rule.marks() || rule.options.delivers() || !self.shape.as_ref().is_some_and(Shape::is_plain)
     }
 
     /// This relation, if a DELETE by its owner would do nothing but remove rows from its heap.

@@ -1,10 +1,10 @@
 //! Sweeps that a user asks for.
 
 use super::{Step, Sweep, record_failure};
-use crate::catalog::{Catalog, Rule, Trigger};
+use crate::catalog::{Catalog, Initiator, Rule, State};
 use crate::guc;
 use crate::pg::transaction::{Failure, Scope};
-use crate::pg::{board, process};
+use crate::pg::{process, shmem};
 use pgrx::pg_sys::Oid;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
@@ -21,11 +21,11 @@ pub struct Limits {
 ///
 /// An error in a rule of the table that was asked for is the caller's; without one, it is reported and the other rules
 /// go on.
-pub fn sweep(relid: Option<Oid>, trigger: Trigger, scope: Scope, limits: Limits) -> Result<i64, Failure> {
-    board::with_session_slot(|| sweep_rules(relid, trigger, scope, limits))
+pub fn sweep(relid: Option<Oid>, initiator: Initiator, scope: Scope, limits: Limits) -> Result<i64, Failure> {
+    shmem::with_session_slot(|| sweep_rules(relid, initiator, scope, limits))
 }
 
-fn sweep_rules(relid: Option<Oid>, trigger: Trigger, scope: Scope, limits: Limits) -> Result<i64, Failure> {
+fn sweep_rules(relid: Option<Oid>, initiator: Initiator, scope: Scope, limits: Limits) -> Result<i64, Failure> {
     let catalog = Catalog::open()?;
     let started = Instant::now();
     let mut total = 0;
@@ -35,7 +35,7 @@ fn sweep_rules(relid: Option<Oid>, trigger: Trigger, scope: Scope, limits: Limit
         if left <= 0 || time_left.is_zero() {
             break;
         }
-        if let Ok(Rule { hold: Some(hold), table, .. }) = &rule {
+        if let Ok(Rule { state: State { hold: Some(hold), .. }, table, .. }) = &rule {
             let hint = "It is swept when that is over, or when ttl_resume says so.";
             ErrorReport::new(
                 PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
@@ -48,10 +48,10 @@ fn sweep_rules(relid: Option<Oid>, trigger: Trigger, scope: Scope, limits: Limit
         }
         let id = rule.as_ref().map_or_else(|broken| broken.rule_id, |rule| rule.id);
         let swept = match rule {
-            Ok(rule) => sweep_rule(&catalog, rule, trigger, scope, left, time_left),
+            Ok(rule) => sweep_rule(&catalog, rule, initiator, scope, left, time_left),
             Err(broken) => {
                 if relid.is_none() {
-                    record_failure(&catalog, (id, broken.version), trigger, scope, &broken.failure)?;
+                    record_failure(&catalog, (id, broken.version), initiator, scope, &broken.failure)?;
                 }
                 Err(broken.failure)
             }
@@ -68,7 +68,7 @@ fn sweep_rules(relid: Option<Oid>, trigger: Trigger, scope: Scope, limits: Limit
 fn sweep_rule(
     catalog: &Catalog,
     rule: Rule,
-    trigger: Trigger,
+    initiator: Initiator,
     scope: Scope,
     most: i64,
     time: Duration,
@@ -76,7 +76,7 @@ fn sweep_rule(
     let started = Instant::now();
     let mut reported = started;
     let name = format!("TTL rule on {rule}");
-    let Some(mut sweep) = Sweep::begin(catalog, rule, trigger, scope, false)? else { return Ok(0) };
+    let Some(mut sweep) = Sweep::begin(catalog, rule, initiator, scope, false)? else { return Ok(0) };
     let end = loop {
         process::check_for_interrupts();
         let left = most - sweep.tally.rows;

@@ -3,34 +3,33 @@
 //! A sweep looks for expired rows without locking them (`scan`), and removes the places it found in batches that look
 //! at every row again (`batch`). It can be left after any batch and taken up again.
 
-mod audience;
 mod batch;
 mod blocked;
 mod cutoff;
+mod delivery;
 mod finish;
 pub mod lag;
 mod leaf;
 pub mod manual;
-pub mod pace;
 mod partition;
 pub mod preview;
 mod range;
 mod scan;
 mod statement;
+pub mod throttle;
 
 use crate::archive::Archive;
-use crate::catalog::{Blocked, Catalog, Claim, Rule, Trigger};
+use crate::catalog::{Blocked, Catalog, Claim, Initiator, Rule};
 use crate::error::TtlError;
 use crate::guc;
-use crate::pg::board::{self, Hold, Progress};
 use crate::pg::plan::Tid;
+use crate::pg::shmem::{self, Hold, Progress};
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{access, identity, login, process, spi};
 use crate::sandbox::{UnderWay, in_sandbox};
 use batch::{Done, Remover, Taken};
 pub use finish::record_failure;
 use leaf::{Leaf, Leaves};
-use pace::Pace;
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
 use scan::Scan;
@@ -38,6 +37,7 @@ use statement::Statements;
 use std::collections::VecDeque;
 use std::ffi::CString;
 use std::time::{Duration, Instant};
+use throttle::Throttle;
 
 /// How long a step looks for rows before it ends without any.
 const LONGEST_SEARCH: Duration = Duration::from_millis(500);
@@ -82,12 +82,12 @@ pub struct Sweep {
     pub tally: Tally,
     catalog: Catalog,
     scope: Scope,
-    trigger: Trigger,
+    initiator: Initiator,
     started_at: TimestampWithTimeZone,
     cutoff: String,
     leaves: Leaves,
     work: Option<Work>,
-    pace: Pace,
+    pace: Throttle,
     /// What it leaves alone, because it is known to be blocked.
     left: Option<Blocked>,
     /// The last value of a row that it could not remove.
@@ -125,19 +125,19 @@ impl Sweep {
     pub fn begin(
         catalog: &Catalog,
         rule: Rule,
-        trigger: Trigger,
+        initiator: Initiator,
         scope: Scope,
         is_aloof: bool,
     ) -> Result<Option<Self>, Failure> {
         let catalog = catalog.clone();
-        if let Some(lacks) = &rule.lacks {
+        if let Some(lacks) = &rule.missing {
             return Err(lacks.clone());
         }
         let prepared = scope.attempt(|| {
             rule.archive.map_or(Ok(()), |archive| Archive::check_apart(archive, rule.relid))?;
             catalog.check_meaning(&rule)?;
             rule.archive.map_or(Ok(()), |archive| Archive::check_end(&catalog, archive, rule.relid, Some(rule.id)))?;
-            let left = blocked::known(&catalog, &rule, trigger)?;
+            let left = blocked::known(&catalog, &rule, initiator)?;
             in_sandbox(&rule, || {
                 let cutoff = cutoff::of(&rule)?;
                 let leaves = leaf::find(&rule, &cutoff.literal, is_aloof)?;
@@ -146,13 +146,13 @@ impl Sweep {
         });
         match prepared {
             Ok((cutoff, started_at, leaves, left)) => {
-                let (tally, pace) = (Tally::default(), Pace::default());
+                let (tally, pace) = (Tally::default(), Throttle::default());
                 Ok(Some(Self {
                     rule,
                     tally,
                     catalog,
                     scope,
-                    trigger,
+                    initiator,
                     started_at,
                     cutoff,
                     leaves,
@@ -262,7 +262,7 @@ impl Sweep {
     }
 
     fn report(&self, hold: Option<Hold>) {
-        board::report(Progress {
+        shmem::report(Progress {
             rule_id: self.rule.id,
             relid: self.work.as_ref().map_or(self.rule.relid, |work| work.leaf.relid).to_u32(),
             rows: self.tally.rows,
@@ -276,12 +276,12 @@ impl Sweep {
 
     /// Whether a worker leaves a leaf until the index that it is making is there.
     fn awaits_index(&self, scan: &Scan) -> bool {
-        self.trigger == Trigger::Worker && self.rule.pending_index.is_some() && scan.is_long()
+        self.initiator == Initiator::Worker && self.rule.state.pending_index.is_some() && scan.is_long()
     }
 
     fn remove(&mut self, limit: usize) -> Result<Step, Failure> {
         let Some(work) = &mut self.work else { return Ok(Step::Finished) };
-        let size = batch_size(&self.rule).min(Pace::batch_limit(&self.rule)).min(limit).min(work.found.len());
+        let size = batch_size(&self.rule).min(Throttle::batch_limit(&self.rule)).min(limit).min(work.found.len());
         let tids: Vec<Tid> = work.found.drain(..size).collect();
         let (rule, catalog, leaf, statements) = (&self.rule, &self.catalog, &work.leaf, &work.statements);
         let archive = work.archive.as_ref();
@@ -314,14 +314,14 @@ impl Sweep {
             };
             let done = in_sandbox(rule, || {
                 let remover = work.remover.get_or_insert_with(|| Remover::new(statements, leaf, rule));
-                let call = |taken: &[Taken]| audience::call(rule, taken).unwrap_or_else(|error| error.raise());
+                let call = |taken: &[Taken]| delivery::call(rule, taken).unwrap_or_else(|error| error.raise());
                 // The table's own lock is held: what is waited for now is behind a cascade or a trigger, and blocks one
                 // row, not the sweep.
                 let _under_way = UnderWay::begin(leaf.relid);
                 let change = || identity::with_settings(&[(c"lock_timeout", c"100ms")], || change(remover, &call));
                 Ok(if path.is_empty() { change() } else { identity::with_users_path(&path, change) })
             })?;
-            audience::tell(rule, leaf, &done)?;
+            delivery::tell(rule, leaf, &done)?;
             catalog.check_meaning(rule)?;
             if done.removed > 0 {
                 catalog.record_batch(rule.id, done.removed, first)?;
@@ -350,8 +350,8 @@ fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf, after: Option<String>, is_a
         if is_aloof && leaf.search_runs_user_code(rule) {
             return Ok(Begun::NeedsHelper);
         }
-        let (archive, audience) = audience::open(rule, &leaf)?;
-        let statements = Statements::new(rule, cutoff, &leaf.name).with_audience(audience).searching_after(after);
+        let (archive, delivery) = delivery::open(rule, &leaf)?;
+        let statements = Statements::new(rule, cutoff, &leaf.name).with_delivery(delivery).searching_after(after);
         let scan = Scan::begin(rule, &leaf, statements.clone())?;
         Ok(Begun::Work(Box::new(Work { leaf, archive, scan, statements, remover: None, found: VecDeque::new() })))
     })

@@ -3,7 +3,7 @@
 use super::batch::is_about_rows;
 use super::leaf::Leaf;
 use super::range::Bounds;
-use super::{Step, Sweep, audience};
+use super::{Step, Sweep, delivery};
 use crate::catalog::{Catalog, Claim, Rule};
 use crate::error::TtlError;
 use crate::guc;
@@ -148,7 +148,7 @@ impl Part {
     fn record(&self, rule: &Rule, catalog: &Catalog) -> Result<(), TtlError> {
         catalog.record_partition(rule.id)?;
         let action = if rule.options.partition_action == PartitionAction::Drop { "drop" } else { "detach" };
-        audience::notify(rule, &self.name, action, None, None)
+        delivery::notify(rule, &self.name, action, None, None)
     }
 
     /// Whether it may go, with the locks of parent and part held, and then the rule's.

@@ -59,6 +59,10 @@ pub struct Preview {
 
 /// Reads, and nothing else: for every relation that the next sweep would look into.
 pub fn of(catalog: &Catalog, rule: &Rule) -> Result<Vec<Preview>, TtlError> {
+    if let Err(error) = rule.check_owner() {
+        let (relation, blockers) = (rule.table.clone(), vec![error.to_string()]);
+        return Ok(vec![Preview { relation, plan: "nothing", blockers, is_exact: true, ..Preview::default() }]);
+    }
     let rate = catalog.rows_per_second(rule.id)?;
     let limits = [rule.options.max_rows_per_second, guc::max_rows_per_second()];
     let rate = limits.into_iter().flatten().map(f64::from).chain(rate).reduce(f64::min).filter(|_| rate.is_some());
@@ -143,7 +147,7 @@ impl Preview {
             }
             Err(failure) => failure.raise(),
         }
-        preview.blockers.extend(rule.lacks.iter().map(|lacks| lacks.message.clone()));
+        preview.blockers.extend(rule.missing.iter().map(|lacks| lacks.message.clone()));
         preview.blockers.extend(leaf.kept_by);
         preview.relation = leaf.name;
         preview.duration = rate.map(|rate| Interval::from_micros((preview.rows as f64 / rate * 1e6) as i64));

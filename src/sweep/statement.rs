@@ -2,7 +2,7 @@
 
 use crate::catalog::Rule;
 use crate::pg::estimate;
-use crate::pg::planner::MARK;
+use crate::pg::planner::ENGINE_TAG;
 use crate::rule::Source;
 use pgrx::spi::{quote_identifier, quote_literal};
 
@@ -41,7 +41,7 @@ fn sample(percent: f64) -> String {
 
 /// Who is to have the rows that go, or to hear of them.
 #[derive(Clone, Default)]
-pub struct Audience {
+pub struct Delivery {
     /// The archive, and the columns that are copied.
     pub archive: Option<(String, Vec<String>)>,
     /// Whether the rows themselves are asked for.
@@ -65,7 +65,7 @@ pub struct Statements {
     after: Option<String>,
     /// What is done to it, up to WHERE.
     action: String,
-    audience: Option<Audience>,
+    delivery: Option<Delivery>,
 }
 
 impl Statements {
@@ -84,7 +84,7 @@ impl Statements {
             filter: rule.predicate.filter(),
             after: None,
             action,
-            audience: None,
+            delivery: None,
         }
     }
 
@@ -116,13 +116,13 @@ impl Statements {
         format!("{}::{}", quote_literal(value), self.source.type_name())
     }
 
-    pub fn has_audience(&self) -> bool {
-        self.audience.is_some()
+    pub fn delivers(&self) -> bool {
+        self.delivery.is_some()
     }
 
     /// The same for rows that somebody wants to have, or to hear of.
-    pub fn with_audience(self, audience: Option<Audience>) -> Self {
-        Self { audience, ..self }
+    pub fn with_delivery(self, delivery: Option<Delivery>) -> Self {
+        Self { delivery, ..self }
     }
 
     /// The next places in the order of expiry, with all that share the last value, so that the next harvest can start
@@ -133,7 +133,7 @@ impl Statements {
         let filter = self.filter.iter().filter(|_| is_filtered).cloned();
         let conditions = self.expired.iter().cloned().chain(filter).chain(beyond).collect::<Vec<_>>().join(" AND ");
         format!(
-            "{MARK}SELECT ctid, {compared} FROM ONLY {leaf} WHERE {conditions}
+            "{ENGINE_TAG}SELECT ctid, {compared} FROM ONLY {leaf} WHERE {conditions}
              ORDER BY {compared} FETCH FIRST {wanted} ROWS WITH TIES"
         )
     }
@@ -146,7 +146,7 @@ impl Statements {
 
     /// The places of all rows there.
     pub fn all_in_blocks(&self, from: u32, to: u32) -> String {
-        format!("{MARK}SELECT ctid FROM ONLY {} WHERE ctid >= '({from},0)' AND ctid < '({to},0)'", self.leaf)
+        format!("{ENGINE_TAG}SELECT ctid FROM ONLY {} WHERE ctid >= '({from},0)' AND ctid < '({to},0)'", self.leaf)
     }
 
     /// The last of the values at some places and of one that is known, of those that have expired, as text.
@@ -154,7 +154,7 @@ impl Statements {
         let Self { leaf, compared, expired, .. } = self;
         let known = known.map_or_else(String::new, |known| format!(" UNION ALL SELECT {}", self.literal(known)));
         format!(
-            "{MARK}SELECT value::text FROM (
+            "{ENGINE_TAG}SELECT value::text FROM (
                  SELECT {compared} FROM ONLY {leaf} WHERE {} AND ({}) IS TRUE{known}) AS places (value)
              ORDER BY value DESC LIMIT 1",
             Which::Listed.condition(),
@@ -173,7 +173,7 @@ impl Statements {
     }
 
     fn expected(&self, condition: &str) -> i64 {
-        estimate::rows(&format!("{MARK}SELECT FROM ONLY {} WHERE {condition}", self.leaf))
+        estimate::rows(&format!("{ENGINE_TAG}SELECT FROM ONLY {} WHERE {condition}", self.leaf))
     }
 
     /// A look at some rows: how many there were, how many of them are to go, the first value and the bytes of those.
@@ -194,7 +194,7 @@ impl Statements {
             Look::Sample { percent } => (sample(percent), String::new(), format!("({judgement}) IS TRUE")),
         };
         format!(
-            "{MARK}SELECT count(*), count(*) FILTER (WHERE goes),
+            "{ENGINE_TAG}SELECT count(*), count(*) FILTER (WHERE goes),
                           (array_agg(compared::text ORDER BY compared) FILTER (WHERE goes))[1], sum(bytes) FILTER (WHERE goes)
              FROM (SELECT {compared} AS compared, pg_column_size(leaf.*) AS bytes, {rest} AS goes
                    FROM ONLY {leaf} AS leaf {sample} {condition}) AS seen"
@@ -210,15 +210,15 @@ impl Statements {
         } else {
             format!("count(*) FILTER (WHERE {value} IS NOT NULL AND {compared} IS NULL)")
         };
-        format!("{MARK}SELECT count(*), {unreadable} FROM ONLY {leaf} AS leaf {sample}")
+        format!("{ENGINE_TAG}SELECT count(*), {unreadable} FROM ONLY {leaf} AS leaf {sample}")
     }
 
-    /// Removes what is at places whose rows are locked already, if it has expired still. Where there is an audience it is one query that also moves the rows into the
+    /// Removes what is at places whose rows are locked already, if it has expired still. Where there is an delivery it is one query that also moves the rows into the
     /// archive, and whose one row has the number of rows removed and archived, the rows, and their range.
     pub fn remove(&self) -> String {
         let removal = format!("{} WHERE {} AND {}", self.action, Which::Listed.condition(), self.has_expired());
-        let Some(audience) = &self.audience else { return format!("{MARK}{removal}") };
-        let archived = audience.archive.as_ref().map_or_else(String::new, |(archive, columns)| {
+        let Some(delivery) = &self.delivery else { return format!("{ENGINE_TAG}{removal}") };
+        let archived = delivery.archive.as_ref().map_or_else(String::new, |(archive, columns)| {
             let columns = columns.join(", ");
             format!(
                 ", archived AS (INSERT INTO {archive} ({columns}) OVERRIDING SYSTEM VALUE
@@ -226,10 +226,10 @@ impl Statements {
             )
         });
         let count = if archived.is_empty() { "NULL::bigint" } else { "(SELECT count(*) FROM archived)" };
-        let rows = if audience.wants_rows { "jsonb_agg(to_jsonb(gone.*))" } else { "NULL::jsonb" };
-        let range = audience.keys.as_ref().map_or_else(|| "NULL::jsonb".into(), |keys| self.range(keys));
+        let rows = if delivery.wants_rows { "jsonb_agg(to_jsonb(gone.*))" } else { "NULL::jsonb" };
+        let range = delivery.keys.as_ref().map_or_else(|| "NULL::jsonb".into(), |keys| self.range(keys));
         format!(
-            "{MARK}WITH gone AS ({removal} RETURNING *){archived} SELECT count(*), {count}, {rows}, {range} FROM gone"
+            "{ENGINE_TAG}WITH gone AS ({removal} RETURNING *){archived} SELECT count(*), {count}, {rows}, {range} FROM gone"
         )
     }
 
@@ -252,7 +252,12 @@ impl Statements {
 
     /// Finds the places that still hold an expired row.
     pub fn look(&self, which: Which) -> String {
-        format!("{MARK}SELECT ctid FROM ONLY {} WHERE {} AND {}", self.leaf, which.condition(), self.has_expired())
+        format!(
+            "{ENGINE_TAG}SELECT ctid FROM ONLY {} WHERE {} AND {}",
+            self.leaf,
+            which.condition(),
+            self.has_expired()
+        )
     }
 
     /// Locks those that nobody else has locked.

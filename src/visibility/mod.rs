@@ -1,8 +1,8 @@
 //! Hiding expired rows from queries, from the instant of their expiry: which tables are concerned, and who may look.
 
-mod room;
+mod unique_conflict;
 
-pub use room::made_room;
+pub use unique_conflict::made_room;
 
 use crate::catalog::Catalog;
 use crate::error::TtlError;
@@ -11,7 +11,8 @@ use crate::pg::memo::Memo;
 use crate::pg::plan::Tid;
 use crate::pg::planner::{self, Condition, Decision};
 use crate::pg::transaction::Failure;
-use crate::pg::{access, citus, conflict, executor, identity, spi, utility};
+use crate::pg::utility::Dropped;
+use crate::pg::{access, citus, executor, identity, spi, unique_conflict as conflict, utility};
 use pgrx::pg_sys::Oid;
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -46,7 +47,7 @@ thread_local! {
 pub fn install() {
     planner::install(decide, is_concerned);
     utility::install(is_restricted, lock_triggered_tables);
-    executor::install(recheck, room::recheck_pending, passes_over_rows);
+    executor::install(recheck, unique_conflict::recheck_pending, passes_over_rows);
 }
 
 /// Whether there are hidden rows in this database at all.
@@ -124,17 +125,24 @@ impl Table {
     }
 }
 
-/// Locks the tables that have triggers of ours, before DROP EXTENSION locks the catalog: a query holds its table when it asks for the
-/// catalog, and the two must not wait for each other.
-fn lock_triggered_tables() {
+/// Locks the tables that have triggers of ours, before a command that drops the extension locks the catalog: a query holds its table when
+/// it asks for the catalog, and the two must not wait for each other.
+fn lock_triggered_tables(dropped: &Dropped) {
+    let (schemas, roles) = match dropped {
+        Dropped::Extension => (None, None),
+        Dropped::Schemas(names) => (Some(names.clone()), None),
+        Dropped::Owned(roles) => (None, Some(roles.clone())),
+    };
     let found = spi::read(
         "SELECT DISTINCT t.tgrelid FROM pg_extension e
          JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.deptype = 'e' AND d.refobjid = e.oid
          JOIN pg_trigger t ON t.tgfoid = d.objid
-         WHERE e.extname = 'pg_ttl_index' AND pg_has_role(e.extowner, 'USAGE') AND NOT EXISTS (
+         JOIN pg_namespace n ON n.oid = e.extnamespace
+         WHERE e.extname = 'pg_ttl_index' AND pg_has_role(e.extowner, 'USAGE')
+           AND ($1 IS NULL OR n.nspname = ANY ($1)) AND ($2 IS NULL OR e.extowner = ANY ($2)) AND NOT EXISTS (
              SELECT FROM pg_depend own WHERE own.classid = 'pg_class'::regclass AND own.objid = t.tgrelid AND own.deptype = 'e')
          ORDER BY t.tgrelid",
-        &[],
+        &[schemas.into(), roles.into()],
         |row| Ok(row.get(1)?.unwrap_or_default()),
     );
     access::lock_exclusively(&found.unwrap_or_default());

@@ -2,19 +2,19 @@
 //! and so cannot be held up by any: what may run some goes to a helper.
 
 use super::helpers::Helpers;
-use super::hire::{has_ended, load_rules};
 use super::schedule::Opening;
+use super::start::{has_ended, load_rules};
 use super::turn::{Job, SLICE, Turn, Work, finish, report_broken, take_turn};
 use super::{LIBRARY, TURN, TYPE, builder};
 use crate::catalog::{Catalog, Rule};
 use crate::error::{TtlError, Unserved};
 use crate::guc;
-use crate::pg::board::{self, Leave, Role};
 use crate::pg::entry::worker_main;
+use crate::pg::shmem::{self, Leave, Role};
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{process, recovery};
 use crate::rule::Ttl;
-use crate::sweep::{Step, pace};
+use crate::sweep::{Step, throttle};
 use pgrx::PgSqlErrorCode;
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, DynamicBackgroundWorker};
 use pgrx::datum::datetime_support::clock_timestamp;
@@ -56,10 +56,10 @@ fn run(argument: pg_sys::Datum) {
     process::attach_signal_handlers();
     BackgroundWorker::connect_worker_to_spi_by_oid(Some(Oid::from(argument.value() as u32)), None);
     process::pin_worker_settings();
-    board::worker_begins();
+    shmem::worker_begins();
     match standing() {
-        Standing::Wanted if board::take_slot(Role::Database).is_some() => {}
-        Standing::Idle => return board::report_leave(Leave::Resting),
+        Standing::Wanted if shmem::take_slot(Role::Database).is_some() => {}
+        Standing::Idle => return shmem::report_leave(Leave::Resting),
         _ => return,
     }
     process::report_activity(None);
@@ -67,13 +67,13 @@ fn run(argument: pg_sys::Datum) {
     loop {
         process::reload_configuration();
         // Before the look at how things stand: whoever changes something after it wakes us again, or, if we leave, the launcher.
-        worker.is_woken |= board::take_wakeup();
+        worker.is_woken |= shmem::take_wakeup();
         match standing() {
             Standing::Wanted => {}
             standing => {
                 worker.leave();
                 if standing == Standing::Idle {
-                    board::report_leave(Leave::Resting);
+                    shmem::report_leave(Leave::Resting);
                 }
                 return;
             }
@@ -84,13 +84,13 @@ fn run(argument: pg_sys::Datum) {
             worker.see_to_helpers();
             if let Some(leave) = worker.may_leave() {
                 worker.leave();
-                return board::report_leave(leave);
+                return shmem::report_leave(leave);
             }
         } else {
             worker.leave();
         }
         process::report_activity(None);
-        pace::watch_log();
+        throttle::watch_log();
         process::idle(worker.time_to_next_turn().min(LOOK_UP));
     }
 }
@@ -120,7 +120,7 @@ fn standing() -> Standing {
             }
             opened => opened?,
         };
-        board::forget_told();
+        shmem::forget_told();
         hold_after_recovery(&catalog)?;
         Ok(if catalog.is_sweeping_on()? { Standing::Wanted } else { Standing::Idle })
     });
@@ -129,7 +129,7 @@ fn standing() -> Standing {
 
 /// Logs that this database cannot be swept, once for each start of the server.
 fn tell_of_schema(reason: &Unserved) {
-    if board::tell_once() {
+    if shmem::tell_once() {
         let database = process::current_database_name();
         let message = format!("pg_ttl_index does not work in database \"{database}\": {reason}");
         Failure { hint: Some(reason.hint().into()), ..Failure::new(UNSERVED, message) }.log();
@@ -231,7 +231,7 @@ impl Worker {
     fn load_due_rules(&mut self) {
         let now = Instant::now();
         self.see_builders_off();
-        self.is_woken |= board::take_wakeup();
+        self.is_woken |= shmem::take_wakeup();
         let rest = if self.is_woken { self.gap } else { guc::naptime() };
         let is_pass = self.loaded.is_none_or(|loaded| now - loaded >= rest);
         if !is_pass && self.early.is_none_or(|early| now < early) {
@@ -261,7 +261,7 @@ impl Worker {
             }
             match rule {
                 Ok(rule) => {
-                    if rule.pending_index.is_some() && rule.may_build {
+                    if rule.state.pending_index.is_some() && rule.state.may_build {
                         self.start_builder(&rule);
                     }
                     if self.is_time_for(&rule, opening, is_pass) {
@@ -289,7 +289,7 @@ impl Worker {
     }
 
     fn report_next_turn(&self) {
-        board::report_next_pass(self.next_turn());
+        shmem::report_next_pass(self.next_turn());
     }
 
     fn next_turn(&self) -> i64 {
@@ -302,10 +302,10 @@ impl Worker {
         // Sweeps that find nothing leave no trace in the catalog.
         let rested = self.begun.get(&rule.id).map_or(Duration::MAX, |begun| now - *begun);
         let mut next = None;
-        let mut is_time = rule.is_due && (is_pass || rested >= guc::naptime());
+        let mut is_time = rule.state.is_due && (is_pass || rested >= guc::naptime());
         if let Some(every) = rule.options.run_every.map(Ttl::estimate) {
-            is_time = rule.is_due && rested >= every;
-            next = Some(now + if is_time { every } else { rule.rests_for.max(every.saturating_sub(rested)) });
+            is_time = rule.state.is_due && rested >= every;
+            next = Some(now + if is_time { every } else { rule.state.rests_for().max(every.saturating_sub(rested)) });
         }
         if let Some(closed) = opening.filter(|opening| !opening.is_open) {
             is_time = false;
@@ -313,10 +313,10 @@ impl Worker {
             next = Some(now + Duration::from_micros(u64::try_from(left).unwrap_or(0)));
         }
         if let Some(next) = next {
-            board::report_due(rule.id, i64::from(clock_timestamp()) + (next - now).as_micros() as i64);
+            shmem::report_due(rule.id, i64::from(clock_timestamp()) + (next - now).as_micros() as i64);
         }
         // One that failed is tried again when its time comes, and not only with the next pass.
-        let retry = (!rule.is_due && !rule.rests_for.is_zero()).then(|| now + rule.rests_for);
+        let retry = (!rule.state.is_due && !rule.state.rests_for().is_zero()).then(|| now + rule.state.rests_for());
         let soon = now + Duration::from_millis(100);
         self.early = self.early.into_iter().chain(next.or(retry).map(|at| at.max(soon))).min();
         is_time
@@ -375,7 +375,7 @@ impl Worker {
             return self.helpers.hand_over(id, owner.to_u32(), begun);
         }
         // Without shared memory there are no helpers.
-        match take_turn(job, board::is_preloaded()) {
+        match take_turn(job, shmem::is_preloaded()) {
             Turn::Ended { is_through } => self.end_sweep(id, begun, is_through),
             Turn::NeedsHelper => {
                 if started.elapsed() >= SLICE {
@@ -415,7 +415,7 @@ impl Worker {
     /// line behind it.
     fn is_turn_over(&mut self) -> bool {
         let is_old = self.started.elapsed() >= TURN;
-        self.gives_way |= is_old && board::somebody_waits() && self.helpers.are_missing() && board::make_way();
+        self.gives_way |= is_old && shmem::somebody_waits() && self.helpers.are_missing() && shmem::make_way();
         self.gives_way
     }
 
@@ -426,14 +426,14 @@ impl Worker {
             return Some(Leave::Turn { due: self.next_turn() });
         }
         let is_idle = self.queue.is_empty() && self.builders.is_empty() && self.loaded.is_some() && !self.is_woken;
-        if !board::is_preloaded() || !is_idle {
+        if !shmem::is_preloaded() || !is_idle {
             return None;
         }
         if let Some(since) = self.without_rules {
-            return (since.elapsed() >= LINGER || board::somebody_waits()).then_some(Leave::Resting);
+            return (since.elapsed() >= LINGER || shmem::somebody_waits()).then_some(Leave::Resting);
         }
         // What has to wait for a helper is found again by the next worker.
-        (self.helpers.are_missing() && board::make_way()).then(|| Leave::Turn { due: self.next_turn() })
+        (self.helpers.are_missing() && shmem::make_way()).then(|| Leave::Turn { due: self.next_turn() })
     }
 
     /// Ends what is under way, at once: helpers may run code that does not end, builders may be waiting for others.
@@ -449,7 +449,7 @@ impl Worker {
     /// however long those of others take. What sweeps has a process first.
     fn start_builder(&mut self, rule: &Rule) {
         let has_one = self.builders.values().any(|builder| builder.owner == rule.owner);
-        let may_start = (self.builders.len() < guc::max_workers() || !has_one) && !board::anybody_waits();
+        let may_start = (self.builders.len() < guc::max_workers() || !has_one) && !shmem::anybody_waits();
         if may_start && !self.builders.contains_key(&rule.id) {
             let is_harmless = Scope::Transaction.attempt(|| Ok(rule.calls_nothing_of_users()));
             let runs_user_code = !is_harmless.unwrap_or(false);
@@ -462,7 +462,7 @@ impl Worker {
     /// What sweeps has a process first: a builder that can wait ends for it, and begins again later.
     fn end_waiting_builder(&self) {
         if let Some(builder) = self.builders.values().find(|builder| builder.may_wait())
-            && board::make_way_of_builder()
+            && shmem::make_way_of_builder()
             && let Ok(pid) = builder.process.pid()
         {
             process::terminate(pid);

@@ -1,11 +1,11 @@
 //! A helper: it sweeps rules of one owner that may run code of that owner, or that have a backlog.
 
 use super::turn::{Job, Turn, Work, report_broken, take_turn};
-use super::{TURN, hire};
+use super::{TURN, start};
 use crate::guc;
-use crate::pg::board::{self, Role};
 use crate::pg::entry::worker_main;
 use crate::pg::process;
+use crate::pg::shmem::{self, Role};
 use pgrx::bgworkers::DynamicBackgroundWorker;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
@@ -24,18 +24,18 @@ pub fn most() -> usize {
 
 /// Starts a helper for rules of an owner in this database.
 pub fn start(owner: u32) -> Option<DynamicBackgroundWorker> {
-    hire::start("pg_ttl_index helper", "pg_ttl_index_helper_main", owner.into())
+    start::start("pg_ttl_index helper", "pg_ttl_index_helper_main", owner.into())
 }
 
 worker_main!(pg_ttl_index_helper_main, run);
 
 fn run(argument: pg_sys::Datum) {
     let role = |owner: i64| Role::Helper { owner: owner as u32 };
-    let Some(owner) = hire::begin(argument, c"pg_ttl_index helper", role) else { return };
+    let Some(owner) = start::begin(argument, c"pg_ttl_index helper", role) else { return };
     let mut queue = VecDeque::new();
     help(owner as u32, &mut queue);
     queue.into_iter().for_each(Job::abandon);
-    board::give_back_tasks();
+    shmem::give_back_tasks();
 }
 
 /// Sweeps until there is nothing more to do, or others are to have their turn.
@@ -43,22 +43,22 @@ fn help(owner: u32, queue: &mut VecDeque<Job>) {
     let started = Instant::now();
     let mut busy_at = started;
     let database: Oid = process::current_database();
-    let is_turn_over = || started.elapsed() >= TURN && board::somebody_waits();
+    let is_turn_over = || started.elapsed() >= TURN && shmem::somebody_waits();
     loop {
         process::reload_configuration();
         // Without a worker nobody would see if code of users does not end.
-        if !guc::enabled() || !board::has_worker(database) {
+        if !guc::enabled() || !shmem::has_worker(database) {
             return;
         }
-        if let Some(rule_id) = board::take_task() {
+        if let Some(rule_id) = shmem::take_task() {
             match load(rule_id, owner) {
                 Some(job) => queue.push_back(job),
-                None => board::end_task(rule_id, false),
+                None => shmem::end_task(rule_id, false),
             }
         }
         let Some(job) = next(queue) else {
-            let is_over = busy_at.elapsed() >= LINGER || started.elapsed() >= LIFE || board::somebody_waits();
-            if queue.is_empty() && is_over || board::is_in_the_way(most()) || is_turn_over() {
+            let is_over = busy_at.elapsed() >= LINGER || started.elapsed() >= LIFE || shmem::somebody_waits();
+            if queue.is_empty() && is_over || shmem::is_in_the_way(most()) || is_turn_over() {
                 return;
             }
             process::report_activity(None);
@@ -68,7 +68,7 @@ fn help(owner: u32, queue: &mut VecDeque<Job>) {
         };
         serve(job, queue);
         busy_at = Instant::now();
-        if board::is_in_the_way(most()) || is_turn_over() {
+        if shmem::is_in_the_way(most()) || is_turn_over() {
             return;
         }
     }
@@ -82,7 +82,7 @@ fn next(queue: &mut VecDeque<Job>) -> Option<Job> {
 
 /// A rule that this helper was given, as it is now; `None` if it is not to be swept.
 fn load(rule_id: i64, owner: u32) -> Option<Job> {
-    let (catalog, mut rules) = hire::load_rules(Some(rule_id)).ok()?;
+    let (catalog, mut rules) = start::load_rules(Some(rule_id)).ok()?;
     let (rule, opening) = rules.pop()?;
     match rule {
         Ok(rule) if rule.owner.to_u32() != owner || opening.is_some_and(|opening| !opening.is_open) => None,
@@ -97,12 +97,12 @@ fn load(rule_id: i64, owner: u32) -> Option<Job> {
 /// Gives a job its turn. If it has not ended, it goes behind the others.
 fn serve(job: Job, queue: &mut VecDeque<Job>) {
     let (rule_id, closes_at) = (job.rule().id, job.closes_at);
-    board::begin_turn(rule_id, job.rule().version);
+    shmem::begin_turn(rule_id, job.rule().version);
     let turn = take_turn(job, false);
-    board::end_turn();
+    shmem::end_turn();
     match turn {
-        Turn::Ended { is_through } => board::end_task(rule_id, is_through),
-        Turn::NeedsHelper => board::end_task(rule_id, false),
+        Turn::Ended { is_through } => shmem::end_task(rule_id, is_through),
+        Turn::NeedsHelper => shmem::end_task(rule_id, false),
         Turn::More(sweep, wait) => {
             let not_before = Instant::now() + wait;
             queue.push_back(Job { work: Work::Begun(sweep), closes_at, not_before, begun: None });

@@ -1,12 +1,12 @@
 //! The helpers of a database, as its worker sees them: it starts them, gives them rules, and ends those that do not end.
 
 use super::helper;
-use super::hire::has_ended;
+use super::start::has_ended;
 use super::turn::report_broken;
 use crate::catalog::{Catalog, Rule};
 use crate::guc;
-use crate::pg::board::{self, End, For, Role, Slot, Task};
 use crate::pg::process;
+use crate::pg::shmem::{self, End, For, Role, Slot, Task};
 use crate::pg::transaction::{Failure, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::bgworkers::DynamicBackgroundWorker;
@@ -62,7 +62,7 @@ impl Helpers {
     /// Whether a rule that could be swept here may go to a helper.
     pub fn have_room(&mut self) -> bool {
         // Without shared memory nobody could see what a helper does.
-        board::is_preloaded() && self.present().len() + self.coming().len() + 1 < guc::max_workers()
+        shmem::is_preloaded() && self.present().len() + self.coming().len() + 1 < guc::max_workers()
     }
 
     /// Gives a rule to the helpers.
@@ -73,11 +73,11 @@ impl Helpers {
 
     /// Looks after them: to be called often. Returns what they are done with.
     pub fn see_to(&mut self) -> Vec<Returned> {
-        if !board::is_preloaded() {
+        if !shmem::is_preloaded() {
             return Vec::new();
         }
         let mut returned = Vec::new();
-        for (rule_id, end) in board::take_ended_tasks() {
+        for (rule_id, end) in shmem::take_ended_tasks() {
             if let End::Lost { version, was_doomed } = end {
                 record_loss(rule_id, version, was_doomed);
             }
@@ -85,8 +85,8 @@ impl Helpers {
             returned.push(Returned { rule_id, begun: self.begun.remove(&rule_id), is_through });
         }
         self.end_overdue();
-        self.backlog.retain(|(rule_id, owner)| !board::add_task(*owner, *rule_id));
-        let tasks = board::tasks();
+        self.backlog.retain(|(rule_id, owner)| !shmem::add_task(*owner, *rule_id));
+        let tasks = shmem::tasks();
         // An earlier worker may have given them some.
         for task in &tasks {
             self.begun.entry(task.rule_id).or_insert_with(Instant::now);
@@ -104,18 +104,18 @@ impl Helpers {
         for (_, helper) in self.started.drain(..) {
             helper.terminate();
         }
-        board::drop_tasks();
+        shmem::drop_tasks();
         self.backlog.clear();
         self.present().iter().for_each(|slot| process::terminate(slot.pid));
         self.begun.clear();
-        board::forget_wait(process::current_database());
+        shmem::forget_wait(process::current_database());
     }
 
     /// Those at work.
     fn present(&self) -> Vec<Slot> {
         let database = process::current_database().to_u32();
         let is_helper = |slot: &Slot| slot.database == database && matches!(slot.role, Role::Helper { .. });
-        board::slots().into_iter().filter(is_helper).collect()
+        shmem::slots().into_iter().filter(is_helper).collect()
     }
 
     /// The owners of those that have not begun to work.
@@ -136,7 +136,7 @@ impl Helpers {
         }
         for slot in self.present() {
             if busy_for(&slot) > Duration::from_millis(limit) + GRACE {
-                board::doom(slot.pid);
+                shmem::doom(slot.pid);
                 process::terminate(slot.pid);
             }
         }
@@ -165,7 +165,7 @@ impl Helpers {
             if present.len() + coming.len() >= helper::most() && !(has_waited && all_are_stuck) {
                 continue;
             }
-            let helper = board::is_next(process::current_database()).then(|| helper::start(owner)).flatten();
+            let helper = shmem::is_next(process::current_database()).then(|| helper::start(owner)).flatten();
             if helper.is_none() && has_waited && own.is_empty() {
                 end_longest(&present);
             }
@@ -181,9 +181,9 @@ impl Helpers {
         let database = process::current_database();
         if is_short {
             self.say_once();
-            board::wait_for_process(database, For::Helper);
+            shmem::wait_for_process(database, For::Helper);
         } else {
-            board::forget_wait(database);
+            shmem::forget_wait(database);
         }
     }
 
@@ -199,7 +199,7 @@ impl Helpers {
 /// Ends the helper that has been in its transaction for longest, if that is too long: others have none.
 fn end_longest(helpers: &[Slot]) {
     if let Some(slot) = helpers.iter().max_by_key(|slot| busy_for(slot)).filter(|slot| busy_for(slot) >= LONGEST) {
-        board::doom(slot.pid);
+        shmem::doom(slot.pid);
         process::terminate(slot.pid);
     }
 }
@@ -226,7 +226,7 @@ fn record_loss(rule_id: i64, version: i64, was_doomed: bool) {
         Ok((catalog.rule_with_id(rule_id)?, catalog))
     });
     if let Ok((rule, catalog)) = rule {
-        let last_error = rule.and_then(|rule: Rule| rule.last_error);
+        let last_error = rule.and_then(|rule: Rule| rule.state.last_error);
         report_broken(&catalog, (rule_id, version), &failure, last_error == Some(failure.to_string()));
     }
 }

@@ -3,12 +3,12 @@
 //! It looks once into a database that it does not know, one after the other. After that it is told: whoever changes a rule
 //! wakes the worker or, where there is none, the launcher.
 
-use super::hire::has_ended;
+use super::start::has_ended;
 use super::{LIBRARY, database};
 use crate::guc;
-use crate::pg::board::{self, For, Leave, Role};
 use crate::pg::entry::worker_main;
 use crate::pg::process;
+use crate::pg::shmem::{self, For, Leave, Role};
 use crate::pg::transaction::Scope;
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, DynamicBackgroundWorker};
 use pgrx::datum::datetime_support::clock_timestamp;
@@ -63,7 +63,7 @@ worker_main!(pg_ttl_index_launcher_main, run);
 fn run(_argument: pg_sys::Datum) {
     process::attach_signal_handlers();
     BackgroundWorker::connect_worker_to_spi(None, None);
-    board::take_launcher();
+    shmem::take_launcher();
     let mut launcher = Launcher::default();
     loop {
         process::reload_configuration();
@@ -91,11 +91,11 @@ impl Launcher {
         let now = Instant::now();
         let oids: Vec<Oid> = databases.iter().map(|(oid, _)| *oid).collect();
         self.known.retain(|oid, _| oids.contains(oid));
-        board::forget_databases_but(&oids);
+        shmem::forget_databases_but(&oids);
         for (oid, name) in databases {
             self.known.entry(oid).or_default().name = name;
         }
-        for (oid, leave) in board::take_leaves() {
+        for (oid, leave) in shmem::take_leaves() {
             self.known.entry(oid).and_modify(|known| known.left = Some(leave));
         }
         for known in self.known.values_mut() {
@@ -113,8 +113,8 @@ impl Launcher {
             }
         }
         // After that: what a worker saw before it left may be over when somebody wakes us.
-        let everybody = board::take_launcher_wakeup();
-        let wanted = board::wanted();
+        let everybody = shmem::take_launcher_wakeup();
+        let wanted = shmem::wanted();
         for (oid, known) in &mut self.known {
             if everybody || wanted.contains(oid) {
                 known.due = Some(known.started.map_or(now, |started| started + PAUSE_AFTER_START).max(now));
@@ -127,7 +127,7 @@ impl Launcher {
     fn start_workers(&mut self) {
         let now = Instant::now();
         let is_looking =
-            |(oid, known): (&Oid, &Known)| known.due.is_none() && known.worker.is_some() && !board::has_worker(*oid);
+            |(oid, known): (&Oid, &Known)| known.due.is_none() && known.worker.is_some() && !shmem::has_worker(*oid);
         let is_probing = self.known.iter().any(is_looking);
         let mut ready: Vec<(bool, Option<Instant>, Oid)> = self
             .known
@@ -148,18 +148,18 @@ impl Launcher {
 
     /// Whether a worker is there, on its way in or out, or was started by an earlier launcher.
     fn has_worker(&self, oid: Oid, known: &Known) -> bool {
-        known.worker.is_some() || board::has_worker(oid)
+        known.worker.is_some() || shmem::has_worker(oid)
     }
 
     fn start_worker(&mut self, oid: Oid) {
         let Some(known) = self.known.get_mut(&oid) else { return };
-        known.worker = board::is_next(oid).then(|| database::start(oid)).flatten();
+        known.worker = shmem::is_next(oid).then(|| database::start(oid)).flatten();
         if known.worker.is_some() {
             known.started = Some(Instant::now());
-            board::forget_wait(oid);
+            shmem::forget_wait(oid);
             return;
         }
-        board::wait_for_process(oid, For::Worker);
+        shmem::wait_for_process(oid, For::Worker);
         if known.logged.is_none_or(|logged| logged.elapsed() >= SAY_AGAIN) {
             known.logged = Some(Instant::now());
             let name = &known.name;
@@ -170,7 +170,7 @@ impl Launcher {
     /// Ends workers in a database that somebody wants to himself, if they do not see it by themselves.
     fn clear_the_way(&mut self) {
         let now = Instant::now();
-        let workers: Vec<_> = board::slots().into_iter().filter(|slot| slot.role != Role::Session).collect();
+        let workers: Vec<_> = shmem::slots().into_iter().filter(|slot| slot.role != Role::Session).collect();
         for (oid, known) in &mut self.known {
             let mut here = workers.iter().filter(|slot| slot.database == oid.to_u32()).peekable();
             if here.peek().is_none() || !is_claimed(*oid) {
@@ -182,7 +182,7 @@ impl Launcher {
     }
 
     fn time_to_next_look(&self) -> Duration {
-        let look_up = if board::slots().is_empty() { PAUSE_AFTER_EXIT } else { LOOK_UP };
+        let look_up = if shmem::slots().is_empty() { PAUSE_AFTER_EXIT } else { LOOK_UP };
         let now = Instant::now();
         let dues =
             self.known.iter().filter(|(oid, known)| !self.has_worker(**oid, known)).filter_map(|(_, known)| known.due);

@@ -4,9 +4,9 @@ mod builder;
 mod database;
 mod helper;
 mod helpers;
-mod hire;
 mod launcher;
 pub mod schedule;
+mod start;
 mod turn;
 
 use std::time::Duration;

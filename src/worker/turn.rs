@@ -1,6 +1,6 @@
 //! A rule's turn: how far its sweep goes before the next one has one.
 
-use crate::catalog::{Catalog, Rule, Trigger};
+use crate::catalog::{Catalog, Initiator, Rule};
 use crate::guc;
 use crate::pg::process;
 use crate::pg::transaction::{Failure, Hurry, Scope};
@@ -67,8 +67,8 @@ pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
     let mut sweep = match job.work {
         Work::Begun(sweep) => sweep,
         Work::Due(catalog, rule) => {
-            let (id, known_error) = ((rule.id, rule.version), rule.last_error.clone());
-            match Sweep::begin(&catalog, *rule, Trigger::Worker, Scope::Transaction, is_aloof) {
+            let (id, known_error) = ((rule.id, rule.version), rule.state.last_error.clone());
+            match Sweep::begin(&catalog, *rule, Initiator::Worker, Scope::Transaction, is_aloof) {
                 Ok(Some(sweep)) => Box::new(sweep),
                 Ok(None) => return interrupted,
                 Err(failure) if failure.needs_time => return Turn::NeedsHelper,
@@ -133,7 +133,7 @@ pub fn advance(sweep: &mut Sweep, closes_at: Option<TimestampWithTimeZone>) -> R
 
 /// Ends a sweep, and logs an error that the catalog did not have before.
 pub fn finish(sweep: Sweep, end: &Result<Step, Failure>) {
-    let (name, known_error) = (sweep.rule.to_string(), sweep.rule.last_error.clone());
+    let (name, known_error) = (sweep.rule.to_string(), sweep.rule.state.last_error.clone());
     if let Err(failure) = end
         && known_error.as_deref() != Some(&failure.to_string())
     {
@@ -149,7 +149,7 @@ pub fn report_broken(catalog: &Catalog, rule: (i64, i64), failure: &Failure, is_
     if !is_known {
         log!("TTL rule {} failed: {failure}", rule.0);
     }
-    if let Err(failure) = record_failure(catalog, rule, Trigger::Worker, Scope::Transaction, failure) {
+    if let Err(failure) = record_failure(catalog, rule, Initiator::Worker, Scope::Transaction, failure) {
         log!("TTL rule {}: its failure could not be recorded: {failure}", rule.0);
     }
 }

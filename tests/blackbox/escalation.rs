@@ -364,3 +364,43 @@ fn operators_of_others_in_the_search_path_are_not_called() {
     db.run("UPDATE t SET u = gen_random_uuid(); SELECT ttl_runner(); SELECT expired_rows, lag FROM ttl_preview('t') JOIN ttl_summary USING (column_name)");
     assert_eq!(db.get("SELECT count(*) FROM seen"), "0");
 }
+
+#[test]
+fn code_in_a_rule_does_not_run_as_the_next_owner_of_its_table() {
+    let mut db = Database::new();
+    let (stranger, other) = (db.role("stranger"), db.role("other"));
+    db.run("SELECT ttl_stop_worker(); CREATE TABLE ran (who text); GRANT INSERT ON ran TO PUBLIC");
+    db.session(&stranger).run(
+        "CREATE FUNCTION told(regclass, jsonb) RETURNS void LANGUAGE sql AS 'INSERT INTO public.ran VALUES (current_user)';
+         CREATE FUNCTION stale(n int) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS
+             $$ BEGIN INSERT INTO public.ran VALUES (current_user || ' filter'); RETURN true; END $$;
+         CREATE TABLE t (id int PRIMARY KEY, at timestamptz); CREATE TABLE f (id int PRIMARY KEY, at timestamptz);
+         CREATE TABLE plain (id int PRIMARY KEY, at timestamptz);
+         INSERT INTO t VALUES (1, '2020-01-01'); INSERT INTO f TABLE t; INSERT INTO plain TABLE t;
+         SELECT ttl_create_index('t', 'at', 60, on_expire => 'told(regclass, jsonb)'), ttl_create_index('plain', 'at', 60),
+                ttl_create_index('f', 'at', 60, filter => 'stale(id)', index_method => 'none')",
+    );
+    db.run("TRUNCATE ran");
+    for owner in ["postgres", &other] {
+        db.run(&format!(
+            "ALTER TABLE t OWNER TO {owner}; ALTER TABLE f OWNER TO {owner}; ALTER TABLE plain OWNER TO {owner}"
+        ));
+        db.run("ALTER TABLE t ADD n int; ALTER TABLE f RENAME id TO number; ALTER TABLE f RENAME number TO id; ALTER TABLE t DROP n");
+        for table in ["t", "f"] {
+            assert_eq!(db.error(&format!("SELECT ttl_runner('{table}')")).code, "55000");
+            assert_eq!(
+                db.get(&format!("SELECT plan, blockers[1] LIKE '%another owner%' FROM ttl_preview('{table}')")),
+                "nothing|t"
+            );
+        }
+        assert_eq!(db.error("SELECT ttl_get('f', 1)").code, "55000");
+        db.run("SELECT ttl_pause('f'), ttl_resume('f'); SELECT * FROM ttl_summary");
+        assert_eq!(db.get("SELECT count(*) FROM ran"), "0", "{owner}");
+        assert_eq!(db.get("SELECT count(*) FROM t"), "1");
+    }
+    // A rule without code of users goes on, and the others when the new owner says so.
+    assert_eq!(db.get("SELECT ttl_runner('plain')"), "1");
+    db.session(&other).run("SELECT ttl_alter_index('t', 'at')");
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "1");
+    assert_eq!(db.get("SELECT who FROM ran"), other);
+}

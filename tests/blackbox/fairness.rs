@@ -386,3 +386,30 @@ fn what_user_code_leaves_in_a_worker_is_gone_after_each_batch() {
     assert_eq!(db.get("SELECT count(*), string_agg(DISTINCT what, ',') FROM seen"), "10|0 0 0 0 0 0 0 4MB");
     db.wait_for("SELECT pg_try_advisory_lock(42)", "t");
 }
+
+#[test]
+fn locked_rules_hold_up_nobodys_ddl_however_many_they_are() {
+    let mut db = Database::new();
+    let (author, mallory) = (db.role("author"), db.role("mallory"));
+    let mut author = db.session(&author);
+    author.run("CREATE TYPE kind AS ENUM ('a', 'b')");
+    db.run("SELECT ttl_stop_worker(); CREATE FUNCTION stale(timestamptz) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT true'");
+    let mut mallory = db.session(&mallory);
+    mallory.run(
+        "DO $$ BEGIN FOR i IN 1..100 LOOP
+             EXECUTE format('CREATE TABLE m%s (at timestamptz, k kind)', i);
+             PERFORM ttl_create_index(format('m%s', i)::regclass, 'at', 60, filter => 'k = ''a'' AND stale(at)', index_method => 'none');
+         END LOOP; END $$;
+         BEGIN; SELECT sum(ttl_pause(format('m%s', i)::regclass)) FROM generate_series(1, 100) i",
+    );
+    // Waiting for each of them would take five seconds, or for ever.
+    let started = Instant::now();
+    author.run("SET statement_timeout = '4s'; ALTER TYPE kind RENAME VALUE 'a' TO 'aa'");
+    db.run("SET statement_timeout = '4s'; CREATE OR REPLACE FUNCTION stale(timestamptz) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT 1 = 1'");
+    assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
+    mallory.run("COMMIT");
+    // They notice when they are swept.
+    mallory.run("INSERT INTO m1 VALUES ('2020-01-01', 'aa'); SELECT ttl_resume('m1')");
+    mallory.error("SELECT ttl_runner('m1')");
+    assert_eq!(mallory.get("SELECT count(*) FROM m1"), "1");
+}

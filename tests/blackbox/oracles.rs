@@ -392,3 +392,47 @@ fn neither_alter_table_nor_what_stands_in_from_gets_at_hidden_rows() {
         );
     }
 }
+
+#[test]
+fn an_outer_join_that_becomes_an_inner_one_does_not_tell_of_hidden_rows() {
+    let mut db = harness::Database::new();
+    let (owner, reader) = (db.role("owner"), db.role("reader"));
+    db.session(&owner).run(&format!(
+        "CREATE TABLE s (id int PRIMARY KEY, secret text UNIQUE, at timestamptz, parent int);
+         SELECT ttl_create_index('s', 'at', 0, hide_expired => true, active => false);
+         INSERT INTO s VALUES (1, 's1', now() - interval '1 hour', NULL), (2, 's2', now() + interval '1 hour', 1), (3, 's3', now() - interval '1 hour', 2);
+         GRANT SELECT ON s TO {reader}"
+    ));
+    let mut session = db.session(&reader);
+    session.run(
+        "CREATE FUNCTION tell() RETURNS boolean LANGUAGE plpgsql COST 0.0000001 AS $$ BEGIN RAISE NOTICE 'told'; RETURN true; END $$;
+         CREATE TABLE o (x int); INSERT INTO o VALUES (1); CREATE TABLE o2 (y int); INSERT INTO o2 VALUES (1);
+         CREATE VIEW v AS SELECT s.* FROM o LEFT JOIN s ON true",
+    );
+    const ASKS: &str = "CASE WHEN s.secret = 's1' THEN tell() ELSE false END";
+    for query in [
+        "SELECT s.id FROM (VALUES (1)) v (x) LEFT JOIN s ON true WHERE s.id > 0 AND s.id <> 2 AND tell()".to_owned(),
+        format!("SELECT s.id FROM (VALUES (1)) v (x) LEFT JOIN s ON true WHERE s.id > 0 AND {ASKS}"),
+        format!("SELECT s.id FROM o LEFT JOIN s ON true WHERE s.id > 0 AND {ASKS}"),
+        format!("SELECT s.id FROM s RIGHT JOIN o ON true WHERE s.id > 0 AND {ASKS}"),
+        format!("SELECT s.id FROM o FULL JOIN s ON o.x = s.id WHERE s.id > 0 AND {ASKS}"),
+        format!("SELECT s.id FROM o FULL JOIN s ON o.x = s.id WHERE s.id > 0 AND o.x > 0 AND {ASKS}"),
+        format!("SELECT x FROM o WHERE x IN (SELECT s.id FROM o2 LEFT JOIN s ON true WHERE s.id > 0 AND {ASKS})"),
+        format!("SELECT o.x FROM o LEFT JOIN (o2 LEFT JOIN s ON true) ON s.id = 1 AND {ASKS}"),
+        format!("SELECT o.x FROM o LEFT JOIN (o2 LEFT JOIN s ON true) ON true WHERE s.id = 1 AND {ASKS}"),
+        "SELECT id FROM v WHERE id > 0 AND CASE WHEN secret = 's1' THEN tell() ELSE false END".to_owned(),
+        format!(
+            "WITH q AS NOT MATERIALIZED (SELECT s.* FROM o LEFT JOIN s ON true) SELECT id FROM q AS s WHERE id > 0 AND {ASKS}"
+        ),
+    ] {
+        for plan in ["on", "off"] {
+            session.run(&format!("SET enable_seqscan = {plan}"));
+            session.notices();
+            assert_eq!(session.get(&query).lines().filter(|line| *line != "1").count(), 0, "{query}");
+            assert_eq!(session.notices().concat(), "", "{query}");
+        }
+    }
+    // Rows that a join has made up are asked about as ever.
+    assert_eq!(session.get("SELECT count(*) FROM o LEFT JOIN s ON s.id = 7 WHERE s.id IS NULL AND tell()"), "1");
+    assert_eq!(session.notices().len(), 1);
+}

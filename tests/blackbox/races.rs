@@ -1,6 +1,7 @@
 //! Exactly the expired rows go, whatever the table and whatever happens meanwhile.
 
 use harness::{Database, Session};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 /// Numbers that depend on the seed alone.
@@ -107,7 +108,9 @@ fn a_row_touched_while_it_is_being_swept_lives() {
                 INSERT INTO t SELECT i, now() - interval '1 day' FROM generate_series(1, 30000) i",
         );
         db.run(&format!("SELECT ttl_create_index('t', 'at', interval '1 hour', 500, index_method => '{method}')"));
+        let begun = Arc::new(Barrier::new(3));
         let touch = |mut session: Session, from: i32| {
+            let begun = Arc::clone(&begun);
             std::thread::spawn(move || {
                 let mut touched = 0;
                 for id in (from..=30000).step_by(7) {
@@ -115,11 +118,15 @@ fn a_row_touched_while_it_is_being_swept_lives() {
                         "WITH u AS (UPDATE t SET at = now(), touched = true WHERE id = {id} RETURNING 1) SELECT count(*) FROM u"
                     );
                     touched += session.get(&sql).parse::<i64>().expect("a count");
+                    if id == from {
+                        begun.wait();
+                    }
                 }
                 touched
             })
         };
         let writers = [touch(db.session("postgres"), 1), touch(db.session("postgres"), 3)];
+        begun.wait();
         let started = Instant::now();
         while started.elapsed() < Duration::from_secs(20) && writers.iter().any(|writer| !writer.is_finished()) {
             db.run("CALL ttl_sweep('t', max_rows => 1000)");

@@ -93,7 +93,7 @@ const MATRIX: &[(&str, &str, &str)] = &[
     // Parts of the catalog.
     ("ttl_attnums(oid,text[])", "SELECT ttl_attnums('t'::regclass, '{at}')", "+------"),
     ("ttl_ready_index(oid,text,boolean)", "SELECT ttl_ready_index('t'::regclass, 't_pkey', false)", "+------"),
-    ("ttl_hook(text)", "SELECT ttl_hook('pg_catalog.nothing')", ".------"),
+    ("ttl_on_expire_oid(text)", "SELECT ttl_on_expire_oid('pg_catalog.nothing')", ".------"),
     ("ttl_bind()", "SELECT ttl_bind()", "T------"),
     ("ttl_take_in()", "SELECT ttl_take_in()", "T------"),
     ("ttl_count_version()", "SELECT ttl_count_version()", "T------"),

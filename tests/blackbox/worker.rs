@@ -40,7 +40,7 @@ fn registering_a_rule_wakes_the_worker_at_commit() {
     db.wait_for(ROWS, "0");
     db.wait_for("SELECT state, total_rows_deleted FROM ttl_summary", "active|1000");
     db.wait_for(
-        "SELECT trigger, rows_removed, batches, status, wal_bytes > 0 FROM ttl_history",
+        "SELECT initiator, rows_removed, batches, status, wal_bytes > 0 FROM ttl_history",
         "worker|1000|10|done|t",
     );
     db.run("SELECT ttl_pause('t'); INSERT INTO t VALUES (1, '2020-01-01'); SELECT ttl_resume('t')");

@@ -3,7 +3,7 @@
 \x on
 SELECT table_name, column_name, expire_after, state, next_run, rows_deleted_last_run, total_rows_deleted, index_name
 FROM ttl_summary;
-SELECT trigger, rows_removed, batches, duration, pg_size_pretty(wal_bytes) AS wal, status FROM ttl_history;
+SELECT initiator, rows_removed, batches, duration, pg_size_pretty(wal_bytes) AS wal, status FROM ttl_history;
 \x off
 
 \echo

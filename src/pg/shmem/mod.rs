@@ -74,7 +74,7 @@ pub struct Slot {
 }
 
 #[derive(Clone, Copy)]
-struct Board {
+struct Shared {
     launcher: i32,
     launcher_woken: bool,
     slots: [Slot; SLOTS],
@@ -86,7 +86,7 @@ struct Board {
     tasks: [Task; TASKS],
 }
 
-impl Default for Board {
+impl Default for Shared {
     fn default() -> Self {
         Self {
             launcher: 0,
@@ -102,17 +102,17 @@ impl Default for Board {
 }
 
 // SAFETY: plain data without pointers.
-unsafe impl PGRXSharedMemory for Board {}
+unsafe impl PGRXSharedMemory for Shared {}
 
 // SAFETY: the name is unique to this lock.
-static BOARD: PgLwLock<Board> = unsafe { PgLwLock::new(c"pg_ttl_index") };
+static SHMEM: PgLwLock<Shared> = unsafe { PgLwLock::new(c"pg_ttl_index") };
 static PRELOADED: OnceCell<()> = OnceCell::new();
 /// Set once this process has arranged to clear its slot when it exits.
 static LEAVING: OnceCell<()> = OnceCell::new();
 
 /// Asks for the shared memory. To be called while the server preloads libraries.
 pub fn init() {
-    pg_shmem_init!(BOARD);
+    pg_shmem_init!(SHMEM);
     let _ = PRELOADED.set(());
 }
 
@@ -127,27 +127,27 @@ pub fn take_slot(role: Role) -> Option<()> {
         return Some(());
     }
     let (pid, database) = myself();
-    let mut board = BOARD.exclusive();
+    let mut shared = SHMEM.exclusive();
     let is_there = |slot: &&mut Slot| slot.pid != 0 && slot.database == database && slot.role == role;
     if role == Role::Database
-        && let Some(other) = board.slots.iter_mut().find(is_there)
+        && let Some(other) = shared.slots.iter_mut().find(is_there)
     {
         // It may be about to leave: then it passes this on to the launcher.
         other.woken = true;
         return None;
     }
-    if !board.slots.iter().any(|slot| slot.pid == pid) {
+    if !shared.slots.iter().any(|slot| slot.pid == pid) {
         // Sessions can do without: users are not to keep workers from having one.
-        let are_few = || board.slots.iter().filter(|slot| slot.pid == 0).count() <= SLOTS / 2;
+        let are_few = || shared.slots.iter().filter(|slot| slot.pid == 0).count() <= SLOTS / 2;
         if role == Role::Session && are_few() {
             return None;
         }
-        let free = board.slots.iter_mut().find(|slot| slot.pid == 0)?;
+        let free = shared.slots.iter_mut().find(|slot| slot.pid == 0)?;
         *free = Slot { pid, database, role, ..Slot::default() };
-        let launcher = board.launcher;
-        drop(board);
+        let launcher = shared.launcher;
+        drop(shared);
         // SAFETY: the callback takes no argument and touches shared memory that outlives every process. It also runs
-        // when the process is told to die; when it is killed, the server starts over with a new board.
+        // when the process is told to die; when it is killed, the server starts over with a new shared.
         LEAVING.get_or_init(|| unsafe { pg_sys::before_shmem_exit(Some(leave), pg_sys::Datum::from(0)) });
         if role == Role::Database {
             forget_wait(Oid::from(database));
@@ -160,31 +160,31 @@ pub fn take_slot(role: Role) -> Option<()> {
 #[pg_guard]
 unsafe extern "C-unwind" fn leave(_code: i32, _argument: pg_sys::Datum) {
     let (pid, _) = myself();
-    let mut board = BOARD.exclusive();
-    if board.launcher == pid {
-        board.launcher = 0;
+    let mut shared = SHMEM.exclusive();
+    if shared.launcher == pid {
+        shared.launcher = 0;
     }
     let mut told = 0;
     for place in 0..SLOTS {
-        let slot = board.slots[place];
+        let slot = shared.slots[place];
         if slot.pid != pid {
             continue;
         }
-        board.slots[place] = Slot::default();
+        shared.slots[place] = Slot::default();
         match slot.role {
             Role::Database => {
-                demand::worker_leaves(&mut board, &slot);
-                told = board.launcher;
+                demand::worker_leaves(&mut shared, &slot);
+                told = shared.launcher;
             }
             Role::Helper { .. } => {
-                orphan_tasks(&mut board, &slot);
-                told = worker_of(&board, slot.database);
+                orphan_tasks(&mut shared, &slot);
+                told = worker_of(&shared, slot.database);
             }
             Role::Builder | Role::Session => {}
         }
     }
-    forget_sweeps(&mut board, pid);
-    drop(board);
+    forget_sweeps(&mut shared, pid);
+    drop(shared);
     set_latch(told);
 }
 
@@ -195,9 +195,9 @@ fn myself() -> (i32, u32) {
 }
 
 /// The process that is the worker of a database, or 0.
-fn worker_of(board: &Board, database: u32) -> i32 {
+fn worker_of(shared: &Shared, database: u32) -> i32 {
     let is_it = |slot: &&Slot| slot.pid != 0 && slot.database == database && slot.role == Role::Database;
-    board.slots.iter().find(is_it).map_or(0, |slot| slot.pid)
+    shared.slots.iter().find(is_it).map_or(0, |slot| slot.pid)
 }
 
 fn set_latch(pid: i32) {
@@ -211,8 +211,8 @@ fn set_latch(pid: i32) {
     }
 }
 
-fn forget_sweeps(board: &mut Board, pid: i32) {
-    for sweep in board.sweeps.iter_mut().filter(|sweep| sweep.pid == pid) {
+fn forget_sweeps(shared: &mut Shared, pid: i32) {
+    for sweep in shared.sweeps.iter_mut().filter(|sweep| sweep.pid == pid) {
         *sweep = Progress::default();
     }
 }
@@ -221,7 +221,7 @@ fn forget_sweeps(board: &mut Board, pid: i32) {
 pub fn take_launcher() {
     // SAFETY: as in `take_slot`.
     unsafe {
-        BOARD.exclusive().launcher = pg_sys::MyProcPid;
+        SHMEM.exclusive().launcher = pg_sys::MyProcPid;
         pg_sys::before_shmem_exit(Some(leave), pg_sys::Datum::from(0));
     }
 }
@@ -229,7 +229,7 @@ pub fn take_launcher() {
 fn with_own_slot<T>(change: impl FnOnce(&mut Slot) -> T) -> Option<T> {
     is_preloaded().then_some(())?;
     let (pid, _) = myself();
-    BOARD.exclusive().slots.iter_mut().find(|slot| slot.pid == pid).map(change)
+    SHMEM.exclusive().slots.iter_mut().find(|slot| slot.pid == pid).map(change)
 }
 
 thread_local! {
@@ -239,7 +239,7 @@ thread_local! {
 
 /// How long what was done is still to be paid for.
 pub fn paid() -> Paid {
-    if is_preloaded() { BOARD.share().paid } else { OWN_PAID.get() }
+    if is_preloaded() { SHMEM.share().paid } else { OWN_PAID.get() }
 }
 
 /// Pays for a batch before it begins, if what was done before is paid for; tells whether it is.
@@ -252,7 +252,7 @@ pub fn pay_in_advance(now: i64, rows: i64) -> bool {
         is_free
     };
     if is_preloaded() {
-        return pay(&mut BOARD.exclusive().paid);
+        return pay(&mut SHMEM.exclusive().paid);
     }
     let mut paid = OWN_PAID.get();
     let is_free = pay(&mut paid);
@@ -264,8 +264,8 @@ pub fn pay_in_advance(now: i64, rows: i64) -> bool {
 pub fn pay(now: i64, rows: i64, wal: i64) {
     let add = |paid: Paid| Paid { rows: paid.rows.max(now) + rows, wal: paid.wal.max(now) + wal };
     if is_preloaded() {
-        let mut board = BOARD.exclusive();
-        board.paid = add(board.paid);
+        let mut shared = SHMEM.exclusive();
+        shared.paid = add(shared.paid);
     } else {
         OWN_PAID.set(add(OWN_PAID.get()));
     }
@@ -285,7 +285,7 @@ pub fn with_session_slot<T>(work: impl FnOnce() -> T) -> T {
             is_session.then(|| std::mem::take(slot).pid)
         });
         if let Some(pid) = ended.flatten() {
-            forget_sweeps(&mut BOARD.exclusive(), pid);
+            forget_sweeps(&mut SHMEM.exclusive(), pid);
         }
     })
     .execute()
@@ -297,13 +297,13 @@ pub fn report_due(rule_id: i64, at: i64) {
         return;
     }
     let (_, database) = myself();
-    let mut board = BOARD.exclusive();
+    let mut shared = SHMEM.exclusive();
     let is_it = |due: &Due| due.database == database && due.rule_id == rule_id;
     // What is long over is of rules that are gone.
     let is_over = |due: &Due| due.at < at - 24 * 3600 * 1_000_000;
-    let place = board.dues.iter().position(is_it).or_else(|| board.dues.iter().position(is_over));
+    let place = shared.dues.iter().position(is_it).or_else(|| shared.dues.iter().position(is_over));
     if let Some(place) = place {
-        board.dues[place] = Due { database, rule_id, at };
+        shared.dues[place] = Due { database, rule_id, at };
     }
 }
 
@@ -311,7 +311,7 @@ pub fn report_due(rule_id: i64, at: i64) {
 pub fn due(rule_id: i64) -> Option<i64> {
     let (_, database) = myself();
     let is_it = |due: &&Due| due.database == database && due.rule_id == rule_id;
-    is_preloaded().then(|| BOARD.share().dues.iter().find(is_it).map(|due| due.at)).flatten()
+    is_preloaded().then(|| SHMEM.share().dues.iter().find(is_it).map(|due| due.at)).flatten()
 }
 
 pub fn report_next_pass(at: i64) {
@@ -325,7 +325,7 @@ pub fn take_wakeup() -> bool {
 
 /// Whether somebody woke the launcher since the last call without there being room to say for which database.
 pub fn take_launcher_wakeup() -> bool {
-    std::mem::take(&mut BOARD.exclusive().launcher_woken)
+    std::mem::take(&mut SHMEM.exclusive().launcher_woken)
 }
 
 /// The slots in use.
@@ -333,7 +333,7 @@ pub fn slots() -> Vec<Slot> {
     if !is_preloaded() {
         return Vec::new();
     }
-    BOARD.share().slots.iter().filter(|slot| slot.pid != 0).copied().collect()
+    SHMEM.share().slots.iter().filter(|slot| slot.pid != 0).copied().collect()
 }
 
 pub fn has_worker(database: Oid) -> bool {

@@ -1,6 +1,6 @@
 //! The sweeps under way, and the indexes being made, as users see them.
 
-use super::{BOARD, Board, is_preloaded, myself};
+use super::{SHMEM, Shared, is_preloaded, myself};
 use crate::pg::process;
 use pgrx::pg_sys::Oid;
 
@@ -46,7 +46,7 @@ pub struct Progress {
 /// Shows how far a sweep of this process is. Where there is no room for another, it is not shown.
 pub fn report(progress: Progress) {
     if is_preloaded() {
-        show(&mut BOARD.exclusive(), progress);
+        show(&mut SHMEM.exclusive(), progress);
     }
 }
 
@@ -56,19 +56,19 @@ pub fn claim_building(progress: Progress) -> bool {
         return true;
     }
     let (_, database) = myself();
-    let mut board = BOARD.exclusive();
+    let mut shared = SHMEM.exclusive();
     let is_same = |sweep: &Progress| {
         sweep.pid != 0 && sweep.is_building && sweep.database == database && sweep.rule_id == progress.rule_id
     };
-    !board.sweeps.iter().any(is_same) && show(&mut board, progress)
+    !shared.sweeps.iter().any(is_same) && show(&mut shared, progress)
 }
 
-fn show(board: &mut Board, progress: Progress) -> bool {
+fn show(shared: &mut Shared, progress: Progress) -> bool {
     let (pid, database) = myself();
     let is_it = |sweep: &Progress| sweep.pid == pid && sweep.rule_id == progress.rule_id;
-    let place = board.sweeps.iter().position(is_it).or_else(|| board.sweeps.iter().position(|sweep| sweep.pid == 0));
+    let place = shared.sweeps.iter().position(is_it).or_else(|| shared.sweeps.iter().position(|sweep| sweep.pid == 0));
     if let Some(place) = place {
-        board.sweeps[place] = Progress { pid, database, ..progress };
+        shared.sweeps[place] = Progress { pid, database, ..progress };
     }
     place.is_some()
 }
@@ -82,10 +82,10 @@ pub fn end_builders_on(relid: Oid) {
     let is_one = |sweep: &&Progress| {
         sweep.pid != 0 && sweep.is_building && sweep.database == database && sweep.relid == relid.to_u32()
     };
-    // A process takes its work off the board before it exits, and needs the lock for that: while we hold it, the process is
+    // A process takes its work off the shared before it exits, and needs the lock for that: while we hold it, the process is
     // still there, and at that work.
-    let board = BOARD.share();
-    board.sweeps.iter().filter(is_one).for_each(|sweep| process::terminate(sweep.pid));
+    let shared = SHMEM.share();
+    shared.sweeps.iter().filter(is_one).for_each(|sweep| process::terminate(sweep.pid));
 }
 
 /// Shows no more of a sweep of this process.
@@ -94,7 +94,7 @@ pub fn report_end(rule_id: i64) {
         return;
     }
     let (pid, _) = myself();
-    for sweep in BOARD.exclusive().sweeps.iter_mut().filter(|sweep| sweep.pid == pid && sweep.rule_id == rule_id) {
+    for sweep in SHMEM.exclusive().sweeps.iter_mut().filter(|sweep| sweep.pid == pid && sweep.rule_id == rule_id) {
         *sweep = Progress::default();
     }
 }
@@ -104,5 +104,5 @@ pub fn sweeps() -> Vec<Progress> {
     if !is_preloaded() {
         return Vec::new();
     }
-    BOARD.share().sweeps.iter().filter(|sweep| sweep.pid != 0).copied().collect()
+    SHMEM.share().sweeps.iter().filter(|sweep| sweep.pid != 0).copied().collect()
 }

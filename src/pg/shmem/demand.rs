@@ -1,7 +1,7 @@
 //! What the launcher and the workers of databases tell each other: where a worker is wanted, why one left, and who waits for
 //! a process.
 
-use super::{BOARD, Board, Role, Slot, is_preloaded, myself, set_latch};
+use super::{Role, SHMEM, Shared, Slot, is_preloaded, myself, set_latch};
 use pgrx::pg_sys::{self, Oid};
 
 /// Databases that there is something to tell about at the same time. For others the launcher looks everywhere.
@@ -57,12 +57,12 @@ fn now() -> i64 {
 }
 
 /// Changes the demand of a database; tells whether there was room for it.
-fn change(board: &mut Board, database: u32, change: impl FnOnce(&mut Demand)) -> bool {
-    let known = board.demands.iter().position(|demand| demand.database == database);
-    let Some(place) = known.or_else(|| board.demands.iter().position(|demand| demand.database == 0)) else {
+fn change(shared: &mut Shared, database: u32, change: impl FnOnce(&mut Demand)) -> bool {
+    let known = shared.demands.iter().position(|demand| demand.database == database);
+    let Some(place) = known.or_else(|| shared.demands.iter().position(|demand| demand.database == 0)) else {
         return false;
     };
-    let demand = &mut board.demands[place];
+    let demand = &mut shared.demands[place];
     demand.database = database;
     change(demand);
     if demand.is_over() {
@@ -71,9 +71,9 @@ fn change(board: &mut Board, database: u32, change: impl FnOnce(&mut Demand)) ->
     true
 }
 
-fn want(board: &mut Board, database: u32) {
-    if !change(board, database, |demand| demand.wanted = true) {
-        board.launcher_woken = true;
+fn want(shared: &mut Shared, database: u32) {
+    if !change(shared, database, |demand| demand.wanted = true) {
+        shared.launcher_woken = true;
     }
 }
 
@@ -83,19 +83,19 @@ pub fn wake() {
         return;
     }
     let (_, database) = myself();
-    let mut board = BOARD.exclusive();
+    let mut shared = SHMEM.exclusive();
     let is_worker = |slot: &&mut Slot| slot.pid != 0 && slot.database == database && slot.role == Role::Database;
-    let pid = match board.slots.iter_mut().find(is_worker) {
+    let pid = match shared.slots.iter_mut().find(is_worker) {
         Some(slot) => {
             slot.woken = true;
             slot.pid
         }
         None => {
-            want(&mut board, database);
-            board.launcher
+            want(&mut shared, database);
+            shared.launcher
         }
     };
-    drop(board);
+    drop(shared);
     set_latch(pid);
 }
 
@@ -104,17 +104,17 @@ pub fn wake() {
 pub fn worker_begins() {
     if is_preloaded() {
         let (_, database) = myself();
-        change(&mut BOARD.exclusive(), database, |demand| demand.wanted = false);
+        change(&mut SHMEM.exclusive(), database, |demand| demand.wanted = false);
     }
 }
 
 /// What becomes of the demand of a database when its worker exits, in whatever way.
-pub(super) fn worker_leaves(board: &mut Board, slot: &Slot) {
+pub(super) fn worker_leaves(shared: &mut Shared, slot: &Slot) {
     if slot.woken {
-        want(board, slot.database);
+        want(shared, slot.database);
     }
-    change(board, slot.database, |demand| demand.wait = None);
-    super::tasks::drop_waiting(board, slot.database);
+    change(shared, slot.database, |demand| demand.wait = None);
+    super::tasks::drop_waiting(shared, slot.database);
 }
 
 /// Takes down that the log tells why this database cannot be swept; returns `false` if it did before.
@@ -122,7 +122,7 @@ pub fn tell_once() -> bool {
     let (_, database) = myself();
     let mut is_news = true;
     if is_preloaded() {
-        change(&mut BOARD.exclusive(), database, |demand| is_news = !std::mem::replace(&mut demand.is_told, true));
+        change(&mut SHMEM.exclusive(), database, |demand| is_news = !std::mem::replace(&mut demand.is_told, true));
     }
     is_news
 }
@@ -130,8 +130,8 @@ pub fn tell_once() -> bool {
 /// Takes down that it can be.
 pub fn forget_told() {
     let (_, database) = myself();
-    if is_preloaded() && BOARD.share().demands.iter().any(|demand| demand.database == database && demand.is_told) {
-        change(&mut BOARD.exclusive(), database, |demand| demand.is_told = false);
+    if is_preloaded() && SHMEM.share().demands.iter().any(|demand| demand.database == database && demand.is_told) {
+        change(&mut SHMEM.exclusive(), database, |demand| demand.is_told = false);
     }
 }
 
@@ -139,15 +139,15 @@ pub fn forget_told() {
 pub fn report_leave(leave: Leave) {
     if is_preloaded() {
         let (_, database) = myself();
-        change(&mut BOARD.exclusive(), database, |demand| demand.left = Some(leave));
+        change(&mut SHMEM.exclusive(), database, |demand| demand.left = Some(leave));
     }
 }
 
 /// Why workers have left since the last call, by database.
 pub fn take_leaves() -> Vec<(Oid, Leave)> {
-    let mut board = BOARD.exclusive();
+    let mut shared = SHMEM.exclusive();
     let mut left = Vec::new();
-    for demand in board.demands.iter_mut().filter(|demand| demand.database != 0) {
+    for demand in shared.demands.iter_mut().filter(|demand| demand.database != 0) {
         left.extend(demand.left.take().map(|leave| (Oid::from(demand.database), leave)));
         if demand.is_over() {
             *demand = Demand::default();
@@ -158,25 +158,25 @@ pub fn take_leaves() -> Vec<(Oid, Leave)> {
 
 /// The databases that want a worker at once.
 pub fn wanted() -> Vec<Oid> {
-    let board = BOARD.share();
-    board.demands.iter().filter(|demand| demand.wanted).map(|demand| Oid::from(demand.database)).collect()
+    let shared = SHMEM.share();
+    shared.demands.iter().filter(|demand| demand.wanted).map(|demand| Oid::from(demand.database)).collect()
 }
 
 /// Forgets what was said of databases that are not there any more.
 pub fn forget_databases_but(databases: &[Oid]) {
-    let mut board = BOARD.exclusive();
+    let mut shared = SHMEM.exclusive();
     let is_there = |database: u32| databases.contains(&Oid::from(database));
-    for demand in board.demands.iter_mut().filter(|demand| !is_there(demand.database)) {
+    for demand in shared.demands.iter_mut().filter(|demand| !is_there(demand.database)) {
         *demand = Demand::default();
     }
-    for task in board.tasks.iter_mut().filter(|task| !is_there(task.database)) {
+    for task in shared.tasks.iter_mut().filter(|task| !is_there(task.database)) {
         *task = super::Task::default();
     }
 }
 
 /// Shows that a database could not get a process.
 pub fn wait_for_process(database: Oid, what: For) {
-    change(&mut BOARD.exclusive(), database.to_u32(), |demand| {
+    change(&mut SHMEM.exclusive(), database.to_u32(), |demand| {
         demand.wait.get_or_insert(Wait { since: now(), what, answered_at: 0 });
     });
 }
@@ -184,23 +184,23 @@ pub fn wait_for_process(database: Oid, what: For) {
 /// Shows that it has one, or wants it no more.
 pub fn forget_wait(database: Oid) {
     if is_preloaded() && waits(database).is_some() {
-        change(&mut BOARD.exclusive(), database.to_u32(), |demand| demand.wait = None);
+        change(&mut SHMEM.exclusive(), database.to_u32(), |demand| demand.wait = None);
     }
 }
 
 /// What a database waits for a process for.
 pub fn waits(database: Oid) -> Option<For> {
     is_preloaded().then_some(())?;
-    let board = BOARD.share();
-    board.demands.iter().find(|demand| demand.database == database.to_u32())?.wait.map(|wait| wait.what)
+    let shared = SHMEM.share();
+    shared.demands.iter().find(|demand| demand.database == database.to_u32())?.wait.map(|wait| wait.what)
 }
 
 /// Whether no other database has waited for a process longer than this one.
 pub fn is_next(database: Oid) -> bool {
-    let board = BOARD.share();
+    let shared = SHMEM.share();
     let since = |demand: &Demand| demand.wait.map(|wait| wait.since);
-    let own = board.demands.iter().find(|demand| demand.database == database.to_u32()).and_then(since);
-    let others = board.demands.iter().filter(|demand| demand.database != database.to_u32());
+    let own = shared.demands.iter().find(|demand| demand.database == database.to_u32()).and_then(since);
+    let others = shared.demands.iter().filter(|demand| demand.database != database.to_u32());
     others.filter_map(since).min().is_none_or(|first| own.is_some_and(|own| own <= first))
 }
 
@@ -216,7 +216,7 @@ pub fn anybody_waits() -> bool {
 }
 
 fn has_waits(counts: impl Fn(&Demand) -> bool) -> bool {
-    is_preloaded() && BOARD.share().demands.iter().any(|demand| demand.wait.is_some() && counts(demand))
+    is_preloaded() && SHMEM.share().demands.iter().any(|demand| demand.wait.is_some() && counts(demand))
 }
 
 /// Whether this process should leave for another database that waits for one. For each that waits, one at a time does.
@@ -236,8 +236,8 @@ fn answer_wait(counts: impl Fn(&Demand) -> bool) -> bool {
         return false;
     }
     let now = now();
-    let mut board = BOARD.exclusive();
-    let waiting = board.demands.iter_mut().filter(|demand| counts(demand)).filter_map(|demand| demand.wait.as_mut());
+    let mut shared = SHMEM.exclusive();
+    let waiting = shared.demands.iter_mut().filter(|demand| counts(demand)).filter_map(|demand| demand.wait.as_mut());
     let Some(first) = waiting.filter(|wait| wait.answered_at + ANSWER < now).min_by_key(|wait| wait.since) else {
         return false;
     };

@@ -3,9 +3,9 @@
 use super::database::may_stay;
 use super::schedule::{self, Opening};
 use super::{LIBRARY, TYPE};
-use crate::catalog::{Broken, Catalog, Rule};
-use crate::pg::board::{self, Role};
+use crate::catalog::{Broken, Catalog, Rule, State};
 use crate::pg::process;
+use crate::pg::shmem::{self, Role};
 use crate::pg::transaction::{Failure, Scope, subtransaction};
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BackgroundWorkerStatus, DynamicBackgroundWorker};
 use pgrx::pg_sys::{Datum, Oid};
@@ -38,7 +38,7 @@ pub fn begin(argument: Datum, application: &'static CStr, role: impl FnOnce(i64)
     BackgroundWorker::connect_worker_to_spi_by_oid(Some(Oid::from(argument.value() as u32)), None);
     process::set_application(application);
     process::pin_worker_settings();
-    (may_stay() && board::take_slot(role(number)).is_some()).then_some(number)
+    (may_stay() && shmem::take_slot(role(number)).is_some()).then_some(number)
 }
 
 /// A rule, or why it cannot be swept, and how its window stands.
@@ -67,8 +67,8 @@ fn with_opening(rule: Rule) -> Loaded {
     match subtransaction(|| schedule::opening_of(&rule)) {
         Ok(opening) => (Ok(rule), opening),
         Err(failure) => {
-            let is_known = rule.last_error.as_deref() == Some(&failure.to_string());
-            let Rule { id: rule_id, version, is_due, .. } = rule;
+            let is_known = rule.state.last_error.as_deref() == Some(&failure.to_string());
+            let Rule { id: rule_id, version, state: State { is_due, .. }, .. } = rule;
             (Err(Broken { rule_id, version, failure, is_due, is_known, is_held: false }), None)
         }
     }

@@ -1,7 +1,7 @@
 //! Rules that may run code of their owners: the worker of a database puts them here, and helpers take them, each those of its
 //! own owner.
 
-use super::{BOARD, Board, Role, SLOTS, Slot, is_preloaded, myself, set_latch, with_own_slot};
+use super::{Role, SHMEM, SLOTS, Shared, Slot, is_preloaded, myself, set_latch, with_own_slot};
 use pgrx::pg_sys;
 
 pub(super) const TASKS: usize = 512;
@@ -51,19 +51,19 @@ fn now() -> i64 {
 /// Puts a rule of this database into the queue, and wakes helpers of its owner. Tells whether there was room for it.
 pub fn add_task(owner: u32, rule_id: i64) -> bool {
     let (_, database) = myself();
-    let mut board = BOARD.exclusive();
-    if board.tasks.iter().any(|task| task.database == database && task.rule_id == rule_id) {
+    let mut shared = SHMEM.exclusive();
+    if shared.tasks.iter().any(|task| task.database == database && task.rule_id == rule_id) {
         return true;
     }
-    let of_owner = board.tasks.iter().filter(|task| task.database == database && task.owner == owner).count();
+    let of_owner = shared.tasks.iter().filter(|task| task.database == database && task.owner == owner).count();
     if of_owner >= TASKS_OF_AN_OWNER {
         return false;
     }
-    let Some(free) = board.tasks.iter_mut().find(|task| task.state == State::Free) else { return false };
+    let Some(free) = shared.tasks.iter_mut().find(|task| task.state == State::Free) else { return false };
     *free = Task { database, owner, rule_id, pid: 0, queued_at: now(), state: State::Waiting };
     let is_helper = |slot: &&Slot| slot.pid != 0 && slot.database == database && slot.role == Role::Helper { owner };
-    let helpers: Vec<i32> = board.slots.iter().filter(is_helper).map(|slot| slot.pid).collect();
-    drop(board);
+    let helpers: Vec<i32> = shared.slots.iter().filter(is_helper).map(|slot| slot.pid).collect();
+    drop(shared);
     helpers.into_iter().for_each(set_latch);
     true
 }
@@ -74,7 +74,7 @@ pub fn tasks() -> Vec<Task> {
         return Vec::new();
     }
     let (_, database) = myself();
-    BOARD.share().tasks.iter().filter(|task| task.database == database).copied().collect()
+    SHMEM.share().tasks.iter().filter(|task| task.database == database).copied().collect()
 }
 
 /// How tasks of this database have ended since the last call.
@@ -84,7 +84,7 @@ pub fn take_ended_tasks() -> Vec<(i64, End)> {
     }
     let (_, database) = myself();
     let mut ended = Vec::new();
-    for task in BOARD.exclusive().tasks.iter_mut().filter(|task| task.database == database) {
+    for task in SHMEM.exclusive().tasks.iter_mut().filter(|task| task.database == database) {
         if let State::Ended(end) = task.state {
             ended.push((task.rule_id, end));
             *task = Task::default();
@@ -97,22 +97,22 @@ pub fn take_ended_tasks() -> Vec<(i64, End)> {
 pub fn drop_tasks() {
     if is_preloaded() {
         let (_, database) = myself();
-        for task in BOARD.exclusive().tasks.iter_mut().filter(|task| task.database == database) {
+        for task in SHMEM.exclusive().tasks.iter_mut().filter(|task| task.database == database) {
             *task = Task::default();
         }
     }
 }
 
 /// Without a worker nobody starts a helper for what waits. The next worker finds it by itself.
-pub(super) fn drop_waiting(board: &mut Board, database: u32) {
-    for task in board.tasks.iter_mut().filter(|task| task.database == database && task.is_waiting()) {
+pub(super) fn drop_waiting(shared: &mut Shared, database: u32) {
+    for task in shared.tasks.iter_mut().filter(|task| task.database == database && task.is_waiting()) {
         *task = Task::default();
     }
 }
 
 /// What becomes of the tasks of a helper that exits with them: the one at hand may have been the reason.
-pub(super) fn orphan_tasks(board: &mut Board, slot: &Slot) {
-    for task in board.tasks.iter_mut().filter(|task| task.pid == slot.pid && task.state == State::Taken) {
+pub(super) fn orphan_tasks(shared: &mut Shared, slot: &Slot) {
+    for task in shared.tasks.iter_mut().filter(|task| task.pid == slot.pid && task.state == State::Taken) {
         task.pid = 0;
         task.state = match slot.turn {
             Some((rule_id, version)) if rule_id == task.rule_id => {
@@ -124,9 +124,9 @@ pub(super) fn orphan_tasks(board: &mut Board, slot: &Slot) {
 }
 
 /// The owner that this process helps, if it is a helper.
-fn own_owner(board: &Board) -> Option<u32> {
+fn own_owner(shared: &Shared) -> Option<u32> {
     let (pid, _) = myself();
-    board.slots.iter().find(|slot| slot.pid == pid).and_then(|slot| match slot.role {
+    shared.slots.iter().find(|slot| slot.pid == pid).and_then(|slot| match slot.role {
         Role::Helper { owner } => Some(owner),
         _ => None,
     })
@@ -135,10 +135,10 @@ fn own_owner(board: &Board) -> Option<u32> {
 /// Takes the rule that has waited longest of those that this helper is for.
 pub fn take_task() -> Option<i64> {
     let (pid, database) = myself();
-    let mut board = BOARD.exclusive();
-    let owner = own_owner(&board)?;
+    let mut shared = SHMEM.exclusive();
+    let owner = own_owner(&shared)?;
     let is_for_us = |task: &&mut Task| task.database == database && task.owner == owner && task.is_waiting();
-    let task = board.tasks.iter_mut().filter(is_for_us).min_by_key(|task| task.queued_at)?;
+    let task = shared.tasks.iter_mut().filter(is_for_us).min_by_key(|task| task.queued_at)?;
     (task.pid, task.state) = (pid, State::Taken);
     Some(task.rule_id)
 }
@@ -146,19 +146,19 @@ pub fn take_task() -> Option<i64> {
 /// Tells the worker of the database that this helper is done with a rule.
 pub fn end_task(rule_id: i64, is_through: bool) {
     let (pid, database) = myself();
-    let mut board = BOARD.exclusive();
-    for task in board.tasks.iter_mut().filter(|task| task.pid == pid && task.rule_id == rule_id) {
+    let mut shared = SHMEM.exclusive();
+    for task in shared.tasks.iter_mut().filter(|task| task.pid == pid && task.rule_id == rule_id) {
         task.state = State::Ended(End::Swept { is_through });
     }
-    let worker = super::worker_of(&board, database);
-    drop(board);
+    let worker = super::worker_of(&shared, database);
+    drop(shared);
     set_latch(worker);
 }
 
 /// Puts what this helper has not ended back into the queue, at its end.
 pub fn give_back_tasks() {
     let (pid, _) = myself();
-    for task in BOARD.exclusive().tasks.iter_mut().filter(|task| task.pid == pid && task.state == State::Taken) {
+    for task in SHMEM.exclusive().tasks.iter_mut().filter(|task| task.pid == pid && task.state == State::Taken) {
         (task.pid, task.state, task.queued_at) = (0, State::Waiting, now());
     }
 }
@@ -166,14 +166,14 @@ pub fn give_back_tasks() {
 /// Whether this helper is one of as many as there may be, and rules of an owner that has none wait.
 pub fn is_in_the_way(most: usize) -> bool {
     let (_, database) = myself();
-    let board = BOARD.share();
-    let helpers: Vec<u32> = board.slots[..SLOTS]
+    let shared = SHMEM.share();
+    let helpers: Vec<u32> = shared.slots[..SLOTS]
         .iter()
         .filter(|slot| slot.pid != 0 && slot.database == database)
         .filter_map(|slot| if let Role::Helper { owner } = slot.role { Some(owner) } else { None })
         .collect();
     let is_without = |task: &Task| task.database == database && task.is_waiting() && !helpers.contains(&task.owner);
-    helpers.len() >= most && board.tasks.iter().any(is_without)
+    helpers.len() >= most && shared.tasks.iter().any(is_without)
 }
 
 /// Shows which rule, in which version, this process is at.
@@ -192,7 +192,7 @@ pub fn report_busy(is_busy: bool) {
 
 /// Takes down that a helper was told to end because it took too long.
 pub fn doom(pid: i32) {
-    for slot in BOARD.exclusive().slots.iter_mut().filter(|slot| slot.pid == pid) {
+    for slot in SHMEM.exclusive().slots.iter_mut().filter(|slot| slot.pid == pid) {
         slot.is_doomed = true;
     }
 }

@@ -2,7 +2,7 @@
 
 use super::batch::{Done, Taken};
 use super::leaf::Leaf;
-use super::statement::Audience;
+use super::statement::Delivery;
 use crate::archive::Archive;
 use crate::catalog::Rule;
 use crate::error::TtlError;
@@ -20,17 +20,17 @@ const LARGEST_PIECE: usize = 64 << 20;
 const LONGEST_NAME: usize = 1_000;
 
 /// Opens the archive of a rule for the rows of a leaf, and says what its removals are to return.
-pub fn open(rule: &Rule, leaf: &Leaf) -> Result<(Option<Archive>, Option<Audience>), TtlError> {
-    if !rule.options.has_audience() {
+pub fn open(rule: &Rule, leaf: &Leaf) -> Result<(Option<Archive>, Option<Delivery>), TtlError> {
+    if !rule.options.delivers() {
         return Ok((None, None));
     }
     let archive = rule.archive.map(|relid| Archive::open(relid, leaf.relid, rule.owner)).transpose()?;
-    let audience = Audience {
+    let delivery = Delivery {
         archive: archive.as_ref().map(|archive| (archive.name.clone(), archive.columns.clone())),
         wants_rows: rule.options.on_expire.is_some(),
         keys: rule.options.notify_channel.as_ref().map(|_| key_columns(leaf.relid)).transpose()?,
     };
-    Ok((archive, Some(audience)))
+    Ok((archive, Some(delivery)))
 }
 
 fn key_columns(relid: Oid) -> Result<Vec<String>, TtlError> {

@@ -9,14 +9,14 @@ use super::PRESENT;
 use crate::cascade::{self, Change as Cascade};
 use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
-use crate::pg::conflict::{self, Constraint, Existing, Next, Outcome};
 use crate::pg::memo::Memo;
 use crate::pg::order::Order;
 use crate::pg::pending::PendingRow;
 use crate::pg::plan::{Places, Plan};
-use crate::pg::planner::{Condition, MARK};
+use crate::pg::planner::{Condition, ENGINE_TAG};
 use crate::pg::relation::{self, Lock, Shape};
 use crate::pg::trigger::{Change, NewRow};
+use crate::pg::unique_conflict::{self, Constraint, Existing, Next, Outcome};
 use crate::pg::{access, executor, identity, login};
 use crate::{index, sandbox};
 use pgrx::pg_sys::Oid;
@@ -140,7 +140,7 @@ impl Room {
             way: Way::of(rule, relid, &shape, &expired),
             order,
             expired: identity::sandboxed_as(rule.owner, || Condition::read(relid, &expired))?,
-            constraints: conflict::constraints(relid),
+            constraints: unique_conflict::constraints(relid),
         })
     }
 
@@ -248,14 +248,14 @@ fn order_of(rule: &Rule, relid: Oid) -> Result<Option<Order>, TtlError> {
 impl Way {
     fn of(rule: &Rule, relid: Oid, shape: &Shape, expired: &str) -> Self {
         // A sweep leaves the parts of other owners alone, too.
-        if !rule.options.makes_room() || rule.hold.is_some() || shape.owner() != rule.owner || !shape.is_heap() {
+        if !rule.options.makes_room() || rule.state.hold.is_some() || shape.owner() != rule.owner || !shape.is_heap() {
             return Self::Never;
         }
         if shape.is_plain() && identity::sandboxed_as(rule.owner, || access::may_delete(relid)) {
             return Self::Heap;
         }
         let table = shape.qualified_name();
-        let sql = format!("{MARK}DELETE FROM ONLY {table} WHERE ctid = ANY ($1) AND ({expired}) IS TRUE");
+        let sql = format!("{ENGINE_TAG}DELETE FROM ONLY {table} WHERE ctid = ANY ($1) AND ({expired}) IS TRUE");
         Self::Statement(sql, OnceCell::new())
     }
 }

@@ -3,7 +3,7 @@
 use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::guc::{self, ReplicaLag};
-use crate::pg::board::{self, Hold};
+use crate::pg::shmem::{self, Hold};
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{process, spi};
 use pgrx::datum::datetime_support::clock_timestamp;
@@ -19,14 +19,14 @@ const LONGEST_DEBT: i64 = 10_000_000;
 
 /// The pace of one sweep.
 #[derive(Default)]
-pub struct Pace {
+pub struct Throttle {
     /// When what it did is paid for at the rule's own rate.
     paid: Option<Instant>,
     /// What was paid in advance for the next batch, in microseconds at the rate of the server.
     advance: Cell<i64>,
 }
 
-impl Pace {
+impl Throttle {
     /// Rows that one batch may remove, so that a rate is kept within every second or so.
     pub fn batch_limit(rule: &Rule) -> usize {
         let rates = [rule.options.max_rows_per_second, guc::max_rows_per_second()];
@@ -35,7 +35,7 @@ impl Pace {
 
     /// What the next batch has to wait for, and how long until it is worth asking again.
     pub fn hold(&self, rule: &Rule, catalog: &Catalog, scope: Scope) -> Result<Option<(Hold, Duration)>, Failure> {
-        let (now, all) = (i64::from(clock_timestamp()), board::paid());
+        let (now, all) = (i64::from(clock_timestamp()), shmem::paid());
         let left = |until: i64| Duration::from_micros(u64::try_from(until - now).unwrap_or(0));
         let own = self.paid.map_or(Duration::ZERO, |paid| paid.saturating_duration_since(Instant::now()));
         let rates = [
@@ -55,7 +55,7 @@ impl Pace {
         if let Some(rate) = guc::max_rows_per_second() {
             let rows = i64::try_from(Self::batch_limit(rule)).unwrap_or(i64::MAX);
             let cost = micros(rows, rate.into());
-            if !board::pay_in_advance(now, cost) {
+            if !shmem::pay_in_advance(now, cost) {
                 return Ok(Some((Hold::Rate, Duration::from_millis(10))));
             }
             self.advance.set(cost);
@@ -72,7 +72,7 @@ impl Pace {
         let rows = guc::max_rows_per_second().map_or(0, |rate| micros(rows, rate.into())) - self.advance.take();
         let wal = guc::max_wal_per_second().map_or(0, |rate| micros(wal_bytes, rate));
         if rows != 0 || wal != 0 {
-            board::pay(clock_timestamp().into(), rows, wal);
+            shmem::pay(clock_timestamp().into(), rows, wal);
         }
     }
 }

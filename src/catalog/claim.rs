@@ -1,0 +1,77 @@
+//! One sweeper for a rule at a time, and only while the rule is the one that was loaded.
+
+use super::binding::{Binding, Columns};
+use super::{Catalog, Rule};
+use crate::error::TtlError;
+use crate::pg::{access, spi};
+
+/// First key of the advisory lock that a sweeper of a rule holds; the second is the rule's id.
+const ADVISORY_LOCK_CLASS: u32 = 0x7474_6c00;
+
+/// Whether a sweep may go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    Held,
+    /// Another session is sweeping the rule.
+    Busy,
+    /// The rule was changed, paused or dropped.
+    Changed,
+}
+
+impl Catalog {
+    /// Locks what the catalog has of a rule, unless somebody else has locked it.
+    pub fn is_free(&self, id: i64) -> Result<bool, TtlError> {
+        let sql = format!(
+            "SELECT FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+             WHERE t.id = $1 FOR UPDATE OF t, b SKIP LOCKED",
+            schema = self.schema
+        );
+        Ok(self.with_rights(|| spi::execute(&sql, &[id.into()]))? > 0)
+    }
+
+    /// Makes the current transaction the one sweeper of a rule until it ends, if no other is and the rule is still the
+    /// one that was loaded. Until then nobody can change the rule: a change that has committed is never followed by
+    /// removals under the old definition. Waits for nobody.
+    pub fn claim(&self, rule: &Rule) -> Result<Claim, TtlError> {
+        if !access::try_advisory_lock(ADVISORY_LOCK_CLASS, rule.id) {
+            return Ok(Claim::Busy);
+        }
+        // What was bound under another major version is bound anew, once.
+        if !rule.meanings.is_comparable && self.is_free(rule.id)? {
+            self.bind(rule.id, Binding::Upgraded)?;
+            return Ok(Claim::Changed);
+        }
+        if self.has_changed(rule)? {
+            return Ok(Claim::Changed);
+        }
+        let sql = format!(
+            "SELECT FROM {}.ttl_index_table WHERE id = $1 AND active AND version = $2 FOR NO KEY UPDATE SKIP LOCKED",
+            self.schema
+        );
+        let locked = self.with_rights(|| spi::execute(&sql, &[rule.id.into(), rule.version.into()]))?;
+        if locked != 1 {
+            return Ok(Claim::Busy);
+        }
+        self.check_meaning(rule)?;
+        Ok(Claim::Held)
+    }
+
+    /// Whether the rule is not the one that was loaded any more.
+    pub fn has_changed(&self, rule: &Rule) -> Result<bool, TtlError> {
+        // That names still mean the columns they meant is checked for itself: DDL that nobody followed would not show.
+        let sql = format!(
+            "SELECT to_regclass(t.archive_to) IS NOT DISTINCT FROM b.archive_relid
+                    AND {schema}.ttl_on_expire_oid(t.on_expire) IS NOT DISTINCT FROM b.on_expire_oid, {columns}
+             FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+             WHERE t.id = $1 AND t.active AND t.version = $2",
+            columns = Columns::SQL,
+            schema = self.schema
+        );
+        let same = self.with_rights(|| {
+            spi::read(&sql, &[rule.id.into(), rule.version.into()], |row| {
+                Ok(row.get(1)? == Some(true) && Columns::read(&row, 2).is_ok_and(|columns| columns.check().is_ok()))
+            })
+        })?;
+        Ok(same != [true])
+    }
+}

@@ -1,0 +1,154 @@
+//! Which rules there are: for workers, for a table, for queries that pass over hidden rows.
+
+use super::Catalog;
+use super::rule::{Broken, Rule};
+use crate::error::TtlError;
+use crate::pg::{access, spi};
+use pgrx::datum::DatumWithOid;
+use pgrx::pg_sys::Oid;
+
+impl Catalog {
+    /// The active rules on one table, or on all tables that the current role may rule. A rule that cannot be swept comes
+    /// with the reason.
+    pub fn active_rules(&self, relid: Option<Oid>) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
+        let condition = "t.active AND b.relid = coalesce($1, b.relid) AND pg_has_role($2, c.relowner, 'USAGE')";
+        self.rules_where(condition, &[relid.into(), access::current_role().into()])
+    }
+
+    /// The active rules that workers may sweep: all but those that rest during a restore or a copy, and none while sweeping
+    /// is off. One snapshot decides about all, so that a rule which comes in the transaction that switches it off is not
+    /// swept. A rule whose restore is over is told so for good: what is dropped from now on is not still to come. All of
+    /// them, or the one with this number.
+    pub fn rules_for_workers(&self, id: Option<i64>) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
+        let condition = format!(
+            "t.active AND t.id = coalesce($1, t.id) AND NOT EXISTS (SELECT FROM {}.ttl_worker_off)",
+            self.schema
+        );
+        self.remove_forsaken()?;
+        let mut rules = self.rules_where(&condition, &[id.into()])?;
+        // Where a restore has several sessions, one may have made a trigger while another brought the rule, and neither saw the other.
+        for rule in rules.iter().flatten().filter(|rule| rule.state.was_restored && rule.state.hold.is_some()) {
+            if self.is_free(rule.id)? {
+                self.count_guards(rule.id, rule.relid)?;
+            }
+        }
+        rules.retain(|rule| rule.as_ref().map_or_else(|broken| !broken.is_held, |rule| rule.state.hold.is_none()));
+        for rule in rules.iter().flatten().filter(|rule| rule.state.was_restored) {
+            // Somebody who is just changing the rule tells it himself, or the next pass does.
+            if self.is_free(rule.id)? {
+                self.release(Some(rule.id))?;
+            }
+        }
+        Ok(rules)
+    }
+
+    /// Removes rules whose table is gone. They go with it; should one be left, it must not wait for another table of that name.
+    fn remove_forsaken(&self) -> Result<(), TtlError> {
+        let find = format!(
+            "SELECT b.rule_id FROM {}.ttl_binding b LEFT JOIN pg_class c ON c.oid = b.relid WHERE c.oid IS NULL",
+            self.schema
+        );
+        let found = self.with_rights(|| spi::read(&find, &[], |row| Ok(row.get::<i64>(1)?.unwrap_or_default())))?;
+        for id in found {
+            if self.is_free(id)? {
+                self.remove(id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a role may rule the table of a rule, and whether it does so as its owner and not as a superuser. Whoever has just dropped the
+    /// table might.
+    pub(super) fn rights_on(&self, id: i64, role: Oid) -> Result<(bool, bool), TtlError> {
+        let sql = format!(
+            "SELECT coalesce(pg_has_role($2, c.relowner, 'USAGE'), true),
+                    coalesce(c.relowner = $2 OR NOT (SELECT rolsuper FROM pg_roles WHERE oid = $2), true)
+             FROM {}.ttl_binding b LEFT JOIN pg_class c ON c.oid = b.relid WHERE b.rule_id = $1",
+            self.schema
+        );
+        let flag = |row: &spi::Row<'_>, ordinal| Ok::<_, pgrx::spi::Error>(row.get(ordinal)?.unwrap_or_default());
+        let args = [id.into(), role.into()];
+        let found = self.with_rights(|| spi::read(&sql, &args, |row| Ok((flag(&row, 1)?, flag(&row, 2)?))))?;
+        Ok(found.into_iter().next().unwrap_or_default())
+    }
+
+    /// Whether there is anything for workers to do, now or later.
+    pub fn has_active_rules(&self) -> Result<bool, TtlError> {
+        let sql = format!("SELECT EXISTS (SELECT FROM {}.ttl_index_table WHERE active)", self.schema);
+        Ok(self.with_rights(|| spi::read(&sql, &[], |row| row.get(1)))? == [Some(true)])
+    }
+
+    /// The rules that hide expired rows, each with every relation that its rows can be in.
+    pub fn hidden_rules(&self) -> Result<Vec<(Rule, Vec<Oid>)>, TtlError> {
+        let tree = format!(
+            "WITH RECURSIVE tree (rule_id, relid) AS (
+                 SELECT b.rule_id, b.relid FROM {schema}.ttl_binding b JOIN {schema}.ttl_index_table t ON t.id = b.rule_id
+                 WHERE t.hide_expired
+                 UNION SELECT tree.rule_id, i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.relid)
+             SELECT rule_id, relid FROM tree",
+            schema = self.schema
+        );
+        let relations = self.with_rights(|| {
+            spi::peek(&tree, |row| Ok((row.get::<i64>(1)?.unwrap_or_default(), row.get::<Oid>(2)?.unwrap_or_default())))
+        })?;
+        if relations.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rules = self.with_rights(|| spi::peek(&self.rules_sql("t.hide_expired"), |row| Ok(self.rule(&row))))?;
+        let relids_of = |id| relations.iter().filter(|relation| relation.0 == id).map(|relation| relation.1).collect();
+        Ok(rules
+            .into_iter()
+            .flatten()
+            .map(|rule| (relids_of(rule.id), rule))
+            .map(|(relids, rule)| (rule, relids))
+            .collect())
+    }
+
+    /// The rules on a table, active or not, whoever asks: to tell a row's expiry says no more than the row does.
+    pub fn rules_on(&self, relid: Oid) -> Result<Vec<Rule>, TtlError> {
+        Ok(self.rules_where("b.relid = $1", &[relid.into()])?.into_iter().flatten().collect())
+    }
+
+    /// The numbers of all rules on a table, those that cannot be read included.
+    pub fn numbers_on(&self, relid: Oid) -> Result<Vec<i64>, TtlError> {
+        let sql = format!("SELECT rule_id FROM {}.ttl_binding WHERE relid = $1", self.schema);
+        self.with_rights(|| spi::query(&sql, &[relid.into()], |row| Ok(row.get(1)?.unwrap_or_default())))
+    }
+
+    /// Where rows are moved from, and where to, by all rules but one and the one that purges for it.
+    pub fn archives(&self, but: Option<i64>) -> Result<Vec<(Oid, Oid)>, TtlError> {
+        let sql = format!(
+            "SELECT b.relid, b.archive_relid FROM {schema}.ttl_binding b JOIN {schema}.ttl_index_table t ON t.id = b.rule_id
+             WHERE b.archive_relid IS NOT NULL AND t.id IS DISTINCT FROM $1 AND ($1 IS NULL OR t.purges IS DISTINCT FROM $1)",
+            schema = self.schema
+        );
+        self.with_rights(|| {
+            spi::read(&sql, &[but.into()], |row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default())))
+        })
+    }
+
+    /// A rule by its number.
+    pub fn rule_with_id(&self, id: i64) -> Result<Option<Rule>, TtlError> {
+        Ok(self.rules_where("t.id = $1", &[id.into()])?.into_iter().find_map(Result::ok))
+    }
+
+    /// The columns that the filter and the expression of a rule read.
+    pub fn columns_read(&self, id: i64) -> Result<Vec<String>, TtlError> {
+        let sql = format!(
+            "SELECT DISTINCT unnest(filter_columns || expression_columns) FROM {}.ttl_index_table WHERE id = $1",
+            self.schema
+        );
+        self.with_rights(|| spi::read(&sql, &[id.into()], |row| Ok(row.get(1)?.unwrap_or_default())))
+    }
+
+    /// The same, as this transaction has just written it.
+    pub(super) fn rule_now(&self, id: i64) -> Result<Option<Rule>, TtlError> {
+        let found =
+            self.with_rights(|| spi::query(&self.rules_sql("t.id = $1"), &[id.into()], |row| Ok(self.rule(&row))))?;
+        Ok(found.into_iter().find_map(Result::ok))
+    }
+
+    fn rules_where(&self, condition: &str, args: &[DatumWithOid<'_>]) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
+        self.with_rights(|| spi::read(&self.rules_sql(condition), args, |row| Ok(self.rule(&row))))
+    }
+}

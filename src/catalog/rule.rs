@@ -1,0 +1,312 @@
+//! A rule, ready to be swept: what was asked for, what that is bound to here, and how it is doing.
+
+use super::binding::{Columns, Meanings};
+use super::outcome::Blocked;
+use super::{Catalog, rules};
+use crate::error::TtlError;
+use crate::pg::transaction::Failure;
+use crate::pg::{access, meaning, spi};
+use crate::rule::{Mark, Options, Predicate, Source};
+use pgrx::pg_sys::Oid;
+use pgrx::spi::{quote_identifier, quote_qualified_identifier};
+use pgrx::{JsonB, PgSqlErrorCode};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::fmt;
+use std::time::Duration;
+
+/// A rule and what it is bound to.
+pub struct Rule {
+    pub id: i64,
+    /// Counts the changes of its definition.
+    pub version: i64,
+    pub relid: Oid,
+    pub owner: Oid,
+    /// For people: `schema.table`, quoted where needed.
+    pub table: String,
+    /// The TTL column, or the expression.
+    pub name: String,
+    /// The same as SQL: quoted, or in parentheses.
+    pub column: String,
+    /// The column's number, if it is one.
+    pub attnum: Option<i16>,
+    pub type_oid: Oid,
+    /// Qualified and quoted, with its modifier.
+    pub type_name: String,
+    pub typmod: i32,
+    pub not_null: bool,
+    /// Whether a statement may set the column.
+    pub is_writable: bool,
+    /// Whether rows may be in other relations below this one.
+    pub has_children: bool,
+    pub is_partitioned: bool,
+    /// The table that rows move to.
+    pub archive: Option<Oid>,
+    /// Whether it runs code of users, and the table has another owner than when it was registered.
+    has_changed_hands: bool,
+    /// What it cannot be swept without, and which is not there any more.
+    pub missing: Option<Failure>,
+    /// What filter and expression meant when it was registered.
+    pub meanings: Meanings,
+    /// What was asked for.
+    pub options: Options,
+    /// Which rows it takes.
+    pub predicate: Predicate,
+    pub state: State,
+}
+
+/// How a rule is doing.
+#[derive(Deserialize)]
+pub struct State {
+    /// Whether it has not run or failed so lately that it should rest, and for how many seconds it still should.
+    pub is_due: bool,
+    rests_for: Option<f64>,
+    /// The name of the index that a worker is to make, or is making.
+    pub pending_index: Option<String>,
+    /// Whether the making of its index has not failed so lately that it should rest, and how it failed.
+    pub may_build: bool,
+    pub index_error: Option<String>,
+    /// What the last sweep left behind.
+    pub blocked_rows: i64,
+    pub locked_rows: i64,
+    pub skipped_parts: Option<String>,
+    /// Where the blocked rows are, if that is known.
+    pub blocked: Option<Blocked>,
+    /// SQLSTATE and message.
+    pub last_error: Option<String>,
+    /// Why it rests although it is active: what it needs has not been restored or copied yet.
+    pub hold: Option<String>,
+    /// Whether it was written other than by registering it, and has not been swept since.
+    pub was_restored: bool,
+}
+
+impl State {
+    /// How long it should still rest.
+    pub fn rests_for(&self) -> Duration {
+        Duration::try_from_secs_f64(self.rests_for.unwrap_or_default()).unwrap_or_default()
+    }
+}
+
+/// What the system catalogs say of a rule's objects.
+#[derive(Deserialize)]
+struct Bound {
+    relid: u32,
+    owner: u32,
+    registered_for: u32,
+    schema_name: String,
+    table_name: String,
+    name: String,
+    attnum: Option<i16>,
+    type_oid: Option<u32>,
+    type_name: Option<String>,
+    typmod: Option<i32>,
+    not_null: bool,
+    is_writable: bool,
+    mark: Option<String>,
+    mark_type: Option<u32>,
+    has_children: bool,
+    is_partitioned: bool,
+    archive: Option<u32>,
+    missing_archive: Option<String>,
+    missing_function: Option<String>,
+    filter_tree: Option<String>,
+    expression_tree: Option<String>,
+    called: Vec<u32>,
+    functions: Option<String>,
+    is_comparable: bool,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "column {} of table {}", self.column, self.table)
+    }
+}
+
+impl Rule {
+    /// Refuses a rule with code of users whose table has passed to another owner: it would run as that one, who has not agreed to it.
+    pub fn check_owner(&self) -> Result<(), TtlError> {
+        if self.has_changed_hands { Err(TtlError::ChangedHands) } else { Ok(()) }
+    }
+
+    /// Whether it marks rows instead of removing them.
+    pub fn marks(&self) -> bool {
+        self.predicate.mark.is_some()
+    }
+
+    /// Whether filter and expression call nothing of users. Nothing runs to find out.
+    pub fn calls_nothing_of_users(&self) -> bool {
+        self.meanings.are_harmless(self.options.filter.is_some(), self.attnum.is_none())
+    }
+}
+
+/// A rule that cannot be swept, and why.
+pub struct Broken {
+    pub rule_id: i64,
+    pub version: i64,
+    pub failure: Failure,
+    pub is_due: bool,
+    /// Whether this was its last error already.
+    pub is_known: bool,
+    /// Whether it rests anyway.
+    pub is_held: bool,
+}
+
+/// The JSON at this place of a row, by the names of its fields.
+fn part<T: DeserializeOwned>(row: &spi::Row<'_>, ordinal: usize) -> Result<T, TtlError> {
+    let values = row.get::<JsonB>(ordinal)?.map(|json| json.0).unwrap_or_default();
+    serde_json::from_value(values).map_err(|_| TtlError::Mismatch)
+}
+
+impl Catalog {
+    /// The query that [`Self::rule`] reads the rows of: the number and version of a rule, its options, what it is bound to, how it is
+    /// doing, and its columns.
+    pub(super) fn rules_sql(&self, condition: &str) -> String {
+        format!(
+            "SELECT t.id, t.version, {options},
+                    jsonb_build_object(
+                        'relid', b.relid::bigint, 'owner', c.relowner::bigint, 'registered_for', b.owner::bigint,
+                        'schema_name', n.nspname, 'table_name', c.relname,
+                        'name', coalesce(a.attname::text, t.column_name), 'attnum', b.attnum, 'type_oid', type.oid::bigint,
+                        'type_name', format_type(a.atttypid, a.atttypmod), 'typmod', a.atttypmod,
+                        'not_null', coalesce(a.attnotnull OR type.typnotnull, false),
+                        'is_writable', coalesce(a.attgenerated = '' AND a.attidentity <> 'a', false),
+                        'mark', mark.attname, 'mark_type', mark.atttypid::bigint,
+                        'has_children', c.relkind = 'p' OR c.relhassubclass, 'is_partitioned', c.relkind = 'p',
+                        'archive', b.archive_relid::bigint,
+                        'missing_archive', CASE WHEN t.archive_to IS NOT NULL AND b.archive_relid IS NULL
+                                           THEN format('archive table %s does not exist', t.archive_to) END,
+                        'missing_function', CASE WHEN t.on_expire IS NOT NULL AND b.on_expire_oid IS NULL
+                                            THEN format('function %s(regclass, jsonb) does not exist', t.on_expire) END,
+                        'filter_tree', b.filter_tree, 'expression_tree', b.expression_tree, 'called', b.called::bigint[],
+                        'functions', b.functions, 'is_comparable', coalesce(b.tree_version = {version}, false)),
+                    jsonb_build_object(
+                        'is_due', coalesce(t.retry_at <= now(), true)
+                            AND (t.consecutive_failures > 0 OR coalesce(t.swept_at + t.run_every <= now(), true)),
+                        'rests_for', extract(epoch FROM greatest(t.retry_at, t.swept_at + t.run_every) - now())::double precision,
+                        'pending_index', CASE WHEN t.concurrently AND t.index_created_by_extension AND NOT EXISTS (
+                                 SELECT FROM pg_index i WHERE i.indisvalid
+                                   AND i.indexrelid = {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name))
+                             THEN t.index_name END,
+                        'may_build', coalesce(t.index_retry_at <= now(), true), 'index_error', s.index_error,
+                        'blocked_rows', t.blocked_rows, 'locked_rows', t.locked_rows, 'skipped_parts', t.skipped_parts,
+                        'blocked', CASE WHEN t.blocked_retry_at IS NOT NULL THEN jsonb_build_object(
+                                 'rests', t.blocked_retry_at > now() AND t.consecutive_failures = 0,
+                                 'up_to', s.blocked_up_to, 'under', s.blocked_under) END,
+                        'last_error', t.last_error_code || ': ' || s.last_error,
+                        'hold', {hold}, 'was_restored', b.held_by IS NOT NULL),
+                    {columns}
+             FROM {schema}.ttl_index_table t
+             JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+             LEFT JOIN {schema}.ttl_state s ON s.rule_id = t.id
+             JOIN pg_class c ON c.oid = b.relid
+             JOIN pg_namespace n ON n.oid = c.relnamespace
+             LEFT JOIN pg_attribute a ON a.attrelid = b.relid AND a.attnum = b.attnum AND NOT a.attisdropped
+             LEFT JOIN pg_type type ON type.oid = coalesce(a.atttypid, to_regtype(t.expression_type))
+             LEFT JOIN pg_attribute mark
+                    ON mark.attrelid = b.relid AND mark.attnum = b.soft_delete_attnum AND NOT mark.attisdropped
+             WHERE (a.attname IS NOT NULL OR b.attnum IS NULL) AND {condition}
+             ORDER BY t.id",
+            options = rules::options_of("t"),
+            version = meaning::version(),
+            hold = self.hold(),
+            columns = Columns::SQL,
+            schema = self.schema
+        )
+    }
+
+    /// A rule, or why it cannot be swept.
+    pub(super) fn rule(&self, row: &spi::Row<'_>) -> Result<Rule, Broken> {
+        let number = |ordinal| row.get::<i64>(ordinal).ok().flatten().unwrap_or_default();
+        let (id, version) = (number(1), number(2));
+        let broken = |failure: Failure, state: Option<&State>| Broken {
+            rule_id: id,
+            version,
+            is_due: state.is_some_and(|state| state.is_due),
+            is_known: state.is_some_and(|state| state.last_error == Some(failure.to_string())),
+            is_held: state.is_some_and(|state| state.hold.is_some()),
+            failure,
+        };
+        let state: State = part(row, 5).map_err(|error| broken(error.into(), None))?;
+        if let Err(failure) = check_columns(row, &state) {
+            return Err(broken(failure, Some(&state)));
+        }
+        match self.read_rule(id, version, row) {
+            Ok(read) => Ok(read(state)),
+            Err(error) => Err(broken(error.into(), Some(&state))),
+        }
+    }
+
+    /// The rule at a row, but for its state.
+    fn read_rule(&self, id: i64, version: i64, row: &spi::Row<'_>) -> Result<impl FnOnce(State) -> Rule, TtlError> {
+        let options = rules::options(row, 3)?;
+        let bound: Bound = part(row, 4)?;
+        let name = bound.name;
+        let column = if bound.attnum.is_some() { quote_identifier(&name) } else { format!("({name})") };
+        let type_oid = bound.type_oid.map(Oid::from).ok_or_else(|| TtlError::CannotExpireNow(name.clone()))?;
+        let source = Source::of_type(access::base_type(type_oid).to_u32(), options.unit.as_deref())?
+            .ok_or_else(|| TtlError::CannotExpireNow(name.clone()))?;
+        let typmod = bound.typmod.unwrap_or(-1);
+        let expiry = self.expiry(source, column.clone(), &options).with_precision(source.precision(typmod));
+        let mark = match (bound.mark, bound.mark_type) {
+            (Some(name), Some(type_oid)) => {
+                let mark = Mark::of_type(access::base_type(Oid::from(type_oid)).to_u32());
+                Some((quote_identifier(&name), mark.ok_or(TtlError::CannotMarkNow(name))?))
+            }
+            _ => None,
+        };
+        let meanings = Meanings {
+            filter: bound.filter_tree,
+            expression: bound.expression_tree,
+            called: bound.called.into_iter().map(Oid::from).collect(),
+            functions: bound.functions,
+            is_comparable: bound.is_comparable,
+        };
+        let has_changed_hands = bound.registered_for != bound.owner
+            && (options.on_expire.is_some()
+                || !meanings.are_harmless(options.filter.is_some(), bound.attnum.is_none()));
+        let absent = |message: Option<String>, code| message.map(|message| Failure::new(code, message));
+        let missing = has_changed_hands
+            .then(|| Failure::from(TtlError::ChangedHands))
+            .or_else(|| absent(bound.missing_archive, PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE))
+            .or_else(|| absent(bound.missing_function, PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION));
+        Ok(move |state| Rule {
+            id,
+            version,
+            relid: Oid::from(bound.relid),
+            owner: Oid::from(bound.owner),
+            table: quote_qualified_identifier(bound.schema_name, bound.table_name),
+            name,
+            column,
+            attnum: bound.attnum,
+            type_oid,
+            type_name: bound.type_name.unwrap_or_default(),
+            typmod,
+            not_null: bound.not_null,
+            is_writable: bound.is_writable,
+            has_children: bound.has_children,
+            is_partitioned: bound.is_partitioned,
+            archive: bound.archive.map(Oid::from).filter(|_| options.archive().is_some()),
+            has_changed_hands,
+            missing,
+            meanings,
+            predicate: Predicate::new(expiry, options.filter.clone(), mark),
+            options,
+            state,
+        })
+    }
+}
+
+/// Refuses a rule whose columns are not those that it was registered for.
+fn check_columns(row: &spi::Row<'_>, state: &State) -> Result<(), Failure> {
+    Columns::read(row, 6)?.check().map_err(|error| {
+        // What was said when the column went tells more.
+        let known = state.last_error.as_deref().and_then(|known| known.strip_prefix("42703: "));
+        let failure = Failure::from(error);
+        match known {
+            Some(message) if failure.code == PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN => {
+                Failure { hint: failure.hint, ..Failure::new(failure.code, message) }
+            }
+            _ => failure,
+        }
+    })
+}
