@@ -119,7 +119,7 @@ impl Column {
     /// Whether it is copied; one that the archive computes itself is not.
     fn fits(&self, archive: &str) -> Result<bool, TtlError> {
         match (self.source, self.archive) {
-            (Some(_), None) => Err(TtlError::ArchiveLacks { archive: archive.into(), column: self.name.clone() }),
+            (Some(_), None) => Err(TtlError::ArchiveMissing { archive: archive.into(), column: self.name.clone() }),
             (Some(from), Some(to)) if !self.is_generated && !access::keeps_value(from, to) => {
                 Err(TtlError::ArchiveType { archive: archive.into(), column: self.name.clone() })
             }

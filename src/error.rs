@@ -138,7 +138,7 @@ pub enum TtlError {
     #[error("archive table \"{0}\" is unlogged")]
     ArchiveUnlogged(String),
     #[error("archive table {archive} lacks column \"{column}\"")]
-    ArchiveLacks { archive: String, column: String },
+    ArchiveMissing { archive: String, column: String },
     #[error("column \"{column}\" of archive table {archive} has a type that cannot hold every value")]
     ArchiveType { archive: String, column: String },
     #[error("column \"{column}\" of archive table {archive} would have no value")]
@@ -285,7 +285,7 @@ impl TtlError {
             | Self::ColumnMissing(_)
             | Self::MarkDropped(_)
             | Self::FilterColumnDropped(_)
-            | Self::ArchiveLacks { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
+            | Self::ArchiveMissing { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
             Self::CannotExpire { .. }
             | Self::CannotMark { .. }
             | Self::CannotExpireNow(_)
@@ -358,7 +358,7 @@ impl TtlError {
                 Some(format!("Options with a default are {}.", Options::resettable().join(", ")))
             }
             Self::ArchiveOwner(_) => Some("Its triggers run with the rights of the table's owner.".into()),
-            Self::ArchiveLacks { .. } | Self::ArchiveType { .. } => {
+            Self::ArchiveMissing { .. } | Self::ArchiveType { .. } => {
                 Some("An archive made with CREATE TABLE … (LIKE …) has the columns it needs.".into())
             }
             Self::ArchiveUnlogged(_) => Some("A crash would empty it, and the rows are gone from their table.".into()),

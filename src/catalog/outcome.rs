@@ -42,6 +42,11 @@ pub struct Blocked {
 const LONGEST_REST: f64 = 600.0;
 const LONGEST_REST_OF_LOCKED: f64 = 60.0;
 
+/// SQL for how long something rests that has failed so often before: twice as long each time, in seconds.
+fn rest(first: &str, failures: &str, longest: &str) -> String {
+    format!("interval '1 second' * least({first} * power(2, least({failures}, 20)), {longest})")
+}
+
 /// How a sweep ended.
 pub struct Outcome<'a> {
     pub rule_id: i64,
@@ -69,7 +74,7 @@ pub struct Outcome<'a> {
     /// Whether it reached the end of what had expired.
     pub complete: bool,
     /// Whether it did all that it was to do in one sweep.
-    pub through: bool,
+    pub is_whole: bool,
 }
 
 impl Catalog {
@@ -90,10 +95,11 @@ impl Catalog {
             "WITH failed AS (
                  UPDATE {schema}.ttl_index_table
                  SET index_failures = index_failures + 1, index_retry_at = clock_timestamp()
-                         + least(interval '2 seconds' * power(2, least(index_failures, 20)), interval '10 minutes')
+                         + {rest}
                  WHERE id = $1 AND version = $2 RETURNING id)
              INSERT INTO {schema}.ttl_state (rule_id, index_error) SELECT id, $3 FROM failed
              ON CONFLICT (rule_id) DO UPDATE SET index_error = excluded.index_error",
+            rest = rest("2", "index_failures", "600"),
             schema = self.schema
         );
         let args = [rule.id.into(), rule.version.into(), failure.to_string().into()];
@@ -128,10 +134,11 @@ impl Catalog {
             "WITH blocked AS (
                  UPDATE {schema}.ttl_index_table
                  SET blocked_tries = blocked_tries + 1,
-                     blocked_retry_at = clock_timestamp() + interval '1 second' * least($5 * power(2, least(blocked_tries, 20)), $6)
+                     blocked_retry_at = clock_timestamp() + {rest}
                  WHERE id = $1 AND version = $2 RETURNING id)
              INSERT INTO {schema}.ttl_state (rule_id, blocked_up_to, blocked_under) SELECT id, $3, $4 FROM blocked
              ON CONFLICT (rule_id) DO UPDATE SET blocked_up_to = excluded.blocked_up_to, blocked_under = excluded.blocked_under",
+            rest = rest("$5", "blocked_tries", "$6"),
             schema = self.schema
         );
         let args = [
@@ -197,11 +204,12 @@ impl Catalog {
                  locked_rows = $6, skipped_parts = $7,
                  consecutive_failures = CASE WHEN $10 THEN consecutive_failures + 1 ELSE 0 END,
                  retry_at = CASE WHEN $10 THEN clock_timestamp()
-                            + least(interval '2 seconds' * power(2, least(consecutive_failures, 20)), interval '10 minutes') END
+                            + {rest} END
              WHERE id = $1 AND version = $11 RETURNING id)
              INSERT INTO {schema}.ttl_state (rule_id, last_error) SELECT id, $3 FROM rule
              WHERE $2 IS NOT NULL OR NOT $13 AND EXISTS (SELECT FROM {schema}.ttl_state WHERE rule_id = $1 AND last_error IS NOT NULL)
              ON CONFLICT (rule_id) DO UPDATE SET last_error = excluded.last_error",
+            rest = rest("2", "consecutive_failures", "600"),
             schema = self.schema
         );
         let history = format!(
@@ -235,7 +243,7 @@ impl Catalog {
                     outcome.started_at.into(),
                     failed.into(),
                     outcome.version.into(),
-                    outcome.through.into(),
+                    outcome.is_whole.into(),
                     outcome.left_blocked.into(),
                     outcome.adds_blocked.into(),
                 ],

@@ -11,6 +11,7 @@ pub mod executor;
 pub mod expression;
 pub mod identity;
 pub mod index;
+pub mod key;
 pub mod leakproof;
 pub mod login;
 pub mod meaning;

@@ -10,11 +10,11 @@ pub use touch::{check_touch, touched};
 
 use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
+use crate::pg::key::{KeyColumn, primary};
 use crate::pg::memo::Memo;
 use crate::pg::plan::Plan;
 use crate::pg::{access, identity};
 use crate::rule::Ttl;
-use key::KeyColumn;
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::datum::{DatumWithOid, Interval, TimestampWithTimeZone};
 use pgrx::pg_sys::{self, Oid};
@@ -222,7 +222,10 @@ fn prepared(row: &Row<'_>, operation: Operation) -> Result<Rc<Prepared>, TtlErro
             None => memo.remember(&name, || {
                 let catalog = Catalog::open()?;
                 let rule = rule_of(&catalog, row.relid, row.column)?;
-                let key = key::primary_key(&rule)?;
+                let key = primary(rule.relid)?;
+                if key.is_empty() {
+                    return Err(TtlError::NoPrimaryKey(rule.table));
+                }
                 let Statements { main, claim, judge } =
                     statement::of(&rule, &key, operation, &catalog.columns_read(rule.id)?)?;
                 let mut types = vec![pg_sys::TIMESTAMPTZOID];

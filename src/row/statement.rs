@@ -1,9 +1,9 @@
 //! The statements about one row. `$1` is the present; then come the operation's own arguments, and the key.
 
-use super::key::KeyColumn;
 use super::{Mode, Operation};
 use crate::catalog::Rule;
 use crate::error::TtlError;
+use crate::pg::key::KeyColumn;
 use crate::rule::sql;
 use pgrx::spi::quote_identifier;
 

@@ -170,7 +170,7 @@ impl Options {
             ),
             ("concurrently", self.concurrently, self.index_method == IndexMethod::None, Needs::Index),
         ];
-        match together.into_iter().find(|(_, is_given, lacks, _)| *is_given && *lacks) {
+        match together.into_iter().find(|(_, is_given, is_useless, _)| *is_given && *is_useless) {
             Some((option, _, _, needs)) => Err(Invalid::Alone(option, needs)),
             None => Ok(()),
         }

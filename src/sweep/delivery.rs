@@ -6,9 +6,9 @@ use super::statement::Delivery;
 use crate::archive::Archive;
 use crate::catalog::Rule;
 use crate::error::TtlError;
+use crate::pg::key::{self, KeyColumn};
 use crate::pg::spi;
 use crate::sandbox::{UnderWay, in_sandbox};
-use pgrx::pg_sys::Oid;
 use serde_json::json;
 
 /// What PostgreSQL takes as the payload of a NOTIFY, in bytes.
@@ -28,21 +28,13 @@ pub fn open(rule: &Rule, leaf: &Leaf) -> Result<(Option<Archive>, Option<Deliver
     let delivery = Delivery {
         archive: archive.as_ref().map(|archive| (archive.name.clone(), archive.columns.clone())),
         wants_rows: rule.options.on_expire.is_some(),
-        keys: rule.options.notify_channel.as_ref().map(|_| key_columns(leaf.relid)).transpose()?,
+        keys: rule.options.notify_channel.as_ref().map(|_| key::primary(leaf.relid)).transpose()?.map(names),
     };
     Ok((archive, Some(delivery)))
 }
 
-fn key_columns(relid: Oid) -> Result<Vec<String>, TtlError> {
-    spi::read(
-        "SELECT a.attname::text FROM pg_index i
-         CROSS JOIN unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, position)
-         JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-         WHERE i.indrelid = $1 AND i.indisprimary AND k.position <= i.indnkeyatts
-         ORDER BY k.position",
-        &[relid.into()],
-        |row| Ok(row.get(1)?.unwrap_or_default()),
-    )
+fn names(key: Vec<KeyColumn>) -> Vec<String> {
+    key.into_iter().map(|column| column.name).collect()
 }
 
 /// Puts arrays together, which have come of rows that had to be removed one by one, but for what PostgreSQL could not hold in one

@@ -55,7 +55,7 @@ impl Sweep {
                     blocked_by: self.tally.blocked_by.as_ref(),
                     failure: end.as_ref().err(),
                     complete,
-                    through: complete || *end == Ok(Step::Enough),
+                    is_whole: complete || *end == Ok(Step::Enough),
                 },
             )
         })
@@ -94,7 +94,7 @@ pub fn record_failure(
                 blocked_by: None,
                 failure: Some(failure),
                 complete: false,
-                through: false,
+                is_whole: false,
             },
         )
     })

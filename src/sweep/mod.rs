@@ -95,7 +95,7 @@ pub struct Sweep {
     /// Whether it has gone through its rows in the order of expiry, and those of one relation alone.
     is_ordered: bool,
     /// What to report when everything else is done.
-    late: Option<Failure>,
+    deferred_failure: Option<Failure>,
     /// Whether it ends before code of users would run.
     is_aloof: bool,
 }
@@ -130,8 +130,8 @@ impl Sweep {
         is_aloof: bool,
     ) -> Result<Option<Self>, Failure> {
         let catalog = catalog.clone();
-        if let Some(lacks) = &rule.missing {
-            return Err(lacks.clone());
+        if let Some(missing) = &rule.missing {
+            return Err(missing.clone());
         }
         let prepared = scope.attempt(|| {
             rule.archive.map_or(Ok(()), |archive| Archive::check_apart(archive, rule.relid))?;
@@ -161,7 +161,7 @@ impl Sweep {
                     left,
                     blocked_up_to: None,
                     is_ordered: false,
-                    late: None,
+                    deferred_failure: None,
                     is_aloof,
                 }))
             }
@@ -214,7 +214,7 @@ impl Sweep {
                     return self.remove_part(part);
                 }
                 let Some(leaf) = self.leaves.sweepable.pop_front() else {
-                    return self.late.take().map_or(Ok(Step::Finished), Err);
+                    return self.deferred_failure.take().map_or(Ok(Step::Finished), Err);
                 };
                 let after = blocked::value(&self.rule, self.left.as_ref().and_then(|left| left.up_to.as_deref()));
                 match self.scope.attempt(|| begin_leaf(&self.rule, &self.cutoff, leaf, after, self.is_aloof))? {

@@ -199,7 +199,7 @@ impl Sweep {
     pub(super) fn finalize(&mut self, pending: (Oid, Oid)) -> Result<Step, Failure> {
         if is_in_use(pending.0, self.scope)? {
             let name = self.scope.attempt(|| Ok(Regclass(pending.0).qualified_name()))?;
-            self.late = Some(in_use(name.unwrap_or_default()));
+            self.deferred_failure = Some(in_use(name.unwrap_or_default()));
             return Ok(Step::Removed(0));
         }
         match self.scope.attempt(|| finalize(&self.rule, &self.catalog, pending)) {
@@ -216,7 +216,7 @@ impl Sweep {
             return Err(failure);
         }
         self.leaves.whole.clear();
-        self.late = Some(failure);
+        self.deferred_failure = Some(failure);
         Ok(())
     }
 
@@ -231,10 +231,10 @@ impl Sweep {
                 if self.scope == Scope::Subtransaction {
                     pgrx::warning!("partition {} was not dropped: {failure}", part.name);
                 } else {
-                    self.late = Some(failure);
+                    self.deferred_failure = Some(failure);
                 }
             }
-            Ok(Removal::InUse(part)) => self.late = Some(in_use(part.name)),
+            Ok(Removal::InUse(part)) => self.deferred_failure = Some(in_use(part.name)),
             Ok(Removal::Ended(step)) => return Ok(step),
             Err(failure) => self.put_off(failure)?,
         }

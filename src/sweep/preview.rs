@@ -147,7 +147,7 @@ impl Preview {
             }
             Err(failure) => failure.raise(),
         }
-        preview.blockers.extend(rule.missing.iter().map(|lacks| lacks.message.clone()));
+        preview.blockers.extend(rule.missing.iter().map(|missing| missing.message.clone()));
         preview.blockers.extend(leaf.kept_by);
         preview.relation = leaf.name;
         preview.duration = rate.map(|rate| Interval::from_micros((preview.rows as f64 / rate * 1e6) as i64));

@@ -27,6 +27,7 @@ mod passes;
 mod permissions;
 mod pg_upgrade;
 mod poison;
+mod predicate;
 mod preview;
 mod purge;
 mod races;

@@ -108,3 +108,31 @@ fn a_window_in_a_zone_that_is_gone_stops_its_rule_and_no_other() {
     db.run("SELECT ttl_create_index('u', 'at', 60)");
     db.wait_for("SELECT count(*) FROM u", "0");
 }
+
+#[test]
+fn an_option_is_in_the_catalog_the_trigger_the_summary_the_arguments_and_the_docs() {
+    let mut db = with("CREATE TABLE t (at timestamptz); SELECT ttl_create_index('t', 'at', 60)");
+    let hint = db.error("SELECT ttl_alter_index('t', 'at', reset => '{nothing}')").hint;
+    let list =
+        hint.strip_prefix("Options with a default are ").and_then(|list| list.strip_suffix('.')).expect("a list");
+    let reference =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference.md")).expect("a page");
+    let trigger = db.get("SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgname = 'ttl_count_version'");
+    let options: Vec<_> = list.split(", ").chain(["expire_after", "time_zone"]).collect();
+    assert_eq!(options.len(), OPTIONS.len() + 2);
+    for option in options {
+        let quoted = db.get(&format!("SELECT quote_ident('{option}')"));
+        assert!(trigger.contains(&format!(" {quoted},")), "{option} in {trigger}");
+        assert!(reference.contains(&format!("`{option}`")), "{option} in the reference");
+        let columns = format!(
+            "SELECT string_agg(c.relname, ' ' ORDER BY c.relname) FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+             WHERE c.relname IN ('ttl_index_table', 'ttl_summary') AND a.attname IN ('{option}', 'index_{option}')"
+        );
+        assert_eq!(db.get(&columns), "ttl_index_table ttl_summary", "{option}");
+        let functions = format!(
+            "SELECT string_agg(DISTINCT proname, ' ') FROM pg_proc
+             WHERE '{option}' = ANY (proargnames) AND proname IN ('ttl_create_index', 'ttl_alter_index')"
+        );
+        assert_eq!(db.get(&functions), "ttl_alter_index ttl_create_index", "{option}");
+    }
+}
