@@ -43,7 +43,7 @@ pub enum TtlError {
     MeaningChanged(Purpose),
     #[error("a TTL rule stays on its table and column")]
     RuleMoved,
-    #[error("the table has another owner than when the TTL rule was registered, which runs code of users")]
+    #[error("the table has another owner than when the TTL rule was registered")]
     ChangedHands,
     #[error("column \"{0}\" cannot mark a row as deleted any more")]
     CannotMarkNow(String),
@@ -393,7 +393,7 @@ impl TtlError {
                 Some("A function or type was replaced. If all is well, ttl_alter_index without options says so.".into())
             }
             Self::ChangedHands => {
-                Some("It would run as the new owner. If that is meant, ttl_alter_index without options says so.".into())
+                Some("Triggers and functions would run as the new owner. If that is meant, ttl_alter_index without options says so.".into())
             }
             Self::RuleMoved => Some(
                 "Names follow a rename by themselves; use ttl_drop_index and ttl_create_index to move a rule.".into(),

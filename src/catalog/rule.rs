@@ -42,7 +42,7 @@ pub struct Rule {
     pub is_partitioned: bool,
     /// The table that rows move to.
     pub archive: Option<Oid>,
-    /// Whether it runs code of users, and the table has another owner than when it was registered.
+    /// Whether the table has another owner than when it was registered.
     has_changed_hands: bool,
     /// What it cannot be swept without, and which is not there any more.
     pub missing: Option<Failure>,
@@ -123,7 +123,8 @@ impl fmt::Display for Rule {
 }
 
 impl Rule {
-    /// Refuses a rule with code of users whose table has passed to another owner: it would run as that one, who has not agreed to it.
+    /// Refuses a rule whose table has passed to another owner: triggers, functions and the archive's code would run as that one, who has not
+    /// agreed to it.
     pub fn check_owner(&self) -> Result<(), TtlError> {
         if self.has_changed_hands { Err(TtlError::ChangedHands) } else { Ok(()) }
     }
@@ -261,9 +262,7 @@ impl Catalog {
             functions: bound.functions,
             is_comparable: bound.is_comparable,
         };
-        let has_changed_hands = bound.registered_for != bound.owner
-            && (options.on_expire.is_some()
-                || !meanings.are_harmless(options.filter.is_some(), bound.attnum.is_none()));
+        let has_changed_hands = bound.registered_for != bound.owner;
         let absent = |message: Option<String>, code| message.map(|message| Failure::new(code, message));
         let missing = has_changed_hands
             .then(|| Failure::from(TtlError::ChangedHands))

@@ -195,7 +195,7 @@ pub unsafe fn query_may_tell(query: *mut pg_sys::Query, is_top: bool) -> bool {
 }
 
 /// Whether somebody could see how often an expression is evaluated: if it calls a volatile function, or one of a user that PostgreSQL
-/// does not evaluate beforehand.
+/// does not evaluate beforehand, as it does not where a plan is made for any value of a parameter.
 ///
 /// # Safety
 /// `node` is null or an analyzed expression or join tree.
@@ -216,6 +216,7 @@ unsafe extern "C-unwind" fn calls_observable(node: *mut pg_sys::Node, state: *mu
         }
         pg_sys::check_functions_in_node(node, Some(function_is_observable), state)
             || (*node).type_ == pg_sys::NodeTag::T_NextValueExpr
+            || (pg_sys::check_functions_in_node(node, Some(function_is_of_user), state) && has_parameter(node, state))
             || pg_sys::expression_tree_walker(node, Some(calls_observable), state)
     }
 }
@@ -226,6 +227,23 @@ unsafe extern "C-unwind" fn function_is_observable(function: pg_sys::Oid, _state
     let volatility = unsafe { pg_sys::func_volatile(function) } as u8;
     let is_of_user = function.to_u32() >= pg_sys::FirstNormalObjectId;
     volatility == pg_sys::PROVOLATILE_VOLATILE || (is_of_user && volatility == pg_sys::PROVOLATILE_STABLE)
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn function_is_of_user(function: pg_sys::Oid, _state: *mut c_void) -> bool {
+    function.to_u32() >= pg_sys::FirstNormalObjectId
+}
+
+/// Whether an expression has a parameter of a prepared statement, or a variable of a function, in it.
+#[pg_guard]
+unsafe extern "C-unwind" fn has_parameter(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
+    // SAFETY: null or part of an analyzed expression; the cast follows the node's tag.
+    unsafe {
+        !node.is_null()
+            && (((*node).type_ == pg_sys::NodeTag::T_Param
+                && (*node.cast::<pg_sys::Param>()).paramkind == pg_sys::ParamKind::PARAM_EXTERN)
+                || pg_sys::expression_tree_walker(node, Some(has_parameter), state))
+    }
 }
 
 /// Whether such a function stands in a condition of a query or of one inside it: PostgreSQL calls it for each row, and when is its own

@@ -436,3 +436,32 @@ fn an_outer_join_that_becomes_an_inner_one_does_not_tell_of_hidden_rows() {
     assert_eq!(session.get("SELECT count(*) FROM o LEFT JOIN s ON s.id = 7 WHERE s.id IS NULL AND tell()"), "1");
     assert_eq!(session.notices().len(), 1);
 }
+
+#[test]
+fn a_plan_for_any_parameter_does_not_tell_of_hidden_rows() {
+    let mut db = harness::Database::new();
+    let (owner, reader) = (db.role("owner"), db.role("reader"));
+    db.session(&owner).run(&format!(
+        "CREATE TABLE h (id int PRIMARY KEY, at timestamptz, v int);
+         SELECT ttl_create_index('h', 'at', 0, hide_expired => true, active => false);
+         INSERT INTO h SELECT i, now() + (i - 5) * interval '1 hour', i FROM generate_series(1, 10) i; GRANT SELECT ON h TO {reader}"
+    ));
+    let mut session = db.session(&reader);
+    session.run(
+        "CREATE FUNCTION tell(int) RETURNS boolean LANGUAGE plpgsql IMMUTABLE COST 0.0000001 AS $$ BEGIN RAISE NOTICE 'told'; RETURN true; END $$;
+         SET plan_cache_mode = force_generic_plan;
+         PREPARE one (int, int) AS SELECT id FROM h WHERE id = $1 AND CASE WHEN tell($2) THEN v IS NULL END;
+         PREPARE two (int, int, int) AS SELECT id FROM h WHERE id = $1 AND CASE WHEN v = $2 THEN tell($3) END;
+         PREPARE three (int, int) AS SELECT o.id FROM (VALUES (1)) l (x) LEFT JOIN h o ON true WHERE o.id = $1 AND CASE WHEN tell($2) THEN o.v IS NULL END",
+    );
+    for plan in ["on", "off"] {
+        session.run(&format!("SET enable_seqscan = {plan}"));
+        session.notices();
+        for query in ["EXECUTE one (1, 0)", "EXECUTE two (4, 4, 1)", "EXECUTE three (2, 0)"] {
+            session.run(query);
+            assert_eq!(session.notices().concat(), "", "{query}");
+        }
+        session.run("EXECUTE one (9, 0)");
+        assert_eq!(session.notices().len(), 1);
+    }
+}
