@@ -43,8 +43,8 @@ pub enum TtlError {
     MeaningChanged(Purpose),
     #[error("a TTL rule stays on its table and column")]
     RuleMoved,
-    #[error("the table has another owner than when the TTL rule was registered")]
-    ChangedHands,
+    #[error("the owner of the table has not confirmed the TTL rule")]
+    NotConfirmed,
     #[error("column \"{0}\" cannot mark a row as deleted any more")]
     CannotMarkNow(String),
     #[error("soft delete column \"{0}\" must not be the TTL column itself")]
@@ -280,7 +280,7 @@ impl TtlError {
             | Self::HiddenPart(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Self::RuleMoved => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Self::CatalogMark(_) => Code::ERRCODE_CHECK_VIOLATION,
-            Self::MeaningChanged(_) | Self::ChangedHands => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Self::MeaningChanged(_) | Self::NotConfirmed => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             Self::UnknownColumn { .. }
             | Self::ColumnMissing(_)
             | Self::MarkDropped(_)
@@ -392,9 +392,10 @@ impl TtlError {
             Self::MeaningChanged(_) => {
                 Some("A function or type was replaced. If all is well, ttl_alter_index without options says so.".into())
             }
-            Self::ChangedHands => {
-                Some("Triggers and functions would run as the new owner. If that is meant, ttl_alter_index without options says so.".into())
-            }
+            Self::NotConfirmed => Some(
+                "The owner is another than when it was registered, or it had stopped before a restore. If all is well, ttl_alter_index without options says so."
+                    .into(),
+            ),
             Self::RuleMoved => Some(
                 "Names follow a rename by themselves; use ttl_drop_index and ttl_create_index to move a rule.".into(),
             ),

@@ -103,7 +103,9 @@ impl Catalog {
     pub(super) fn bind(&self, id: i64, how: Binding) -> Result<(), TtlError> {
         let numbers = format!(
             "UPDATE {schema}.ttl_binding b
-             SET owner = CASE WHEN $2 THEN b.owner ELSE coalesce((SELECT relowner FROM pg_class WHERE oid = b.relid), 0) END,
+             SET owner = CASE WHEN $2 THEN b.owner
+                              WHEN $3 AND t.last_error_code = '55000' THEN 0
+                              ELSE coalesce((SELECT relowner FROM pg_class WHERE oid = b.relid), 0) END,
                  filter_attnums = {schema}.ttl_attnums(b.relid, t.filter_columns),
                  expression_attnums = {schema}.ttl_attnums(b.relid, t.expression_columns),
                  soft_delete_attnum = ({schema}.ttl_attnums(b.relid, ARRAY[t.soft_delete_column]))[1],
@@ -123,7 +125,9 @@ impl Catalog {
             schema = self.schema
         );
         let unbound = self.with_rights(|| {
-            spi::execute(&numbers, &[id.into(), (how == Binding::Upgraded).into()])?;
+            // A rule that had stopped because its table or its functions had changed does not go on because of a restore.
+            let (is_upgraded, is_restored) = (how == Binding::Upgraded, how == Binding::Restored);
+            spi::execute(&numbers, &[id.into(), is_upgraded.into(), is_restored.into()])?;
             spi::query(&read, &[id.into()], |row| {
                 Ok(Unbound {
                     relid: row.get(1)?.unwrap_or_default(),

@@ -126,7 +126,7 @@ impl Rule {
     /// Refuses a rule whose table has passed to another owner: triggers, functions and the archive's code would run as that one, who has not
     /// agreed to it.
     pub fn check_owner(&self) -> Result<(), TtlError> {
-        if self.has_changed_hands { Err(TtlError::ChangedHands) } else { Ok(()) }
+        if self.has_changed_hands { Err(TtlError::NotConfirmed) } else { Ok(()) }
     }
 
     /// Whether it marks rows instead of removing them.
@@ -265,7 +265,7 @@ impl Catalog {
         let has_changed_hands = bound.registered_for != bound.owner;
         let absent = |message: Option<String>, code| message.map(|message| Failure::new(code, message));
         let missing = has_changed_hands
-            .then(|| Failure::from(TtlError::ChangedHands))
+            .then(|| Failure::from(TtlError::NotConfirmed))
             .or_else(|| absent(bound.missing_archive, PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE))
             .or_else(|| absent(bound.missing_function, PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION));
         Ok(move |state| Rule {

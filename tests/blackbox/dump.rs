@@ -477,3 +477,25 @@ fn the_first_number_is_taken_once() {
     db.run("SELECT ttl_create_index('u', 'at', 60)");
     assert_eq!(db.get("SELECT id FROM ttl_index_table ORDER BY 1"), "1\n2");
 }
+
+#[test]
+fn a_rule_that_had_stopped_in_doubt_does_not_go_on_after_a_restore() {
+    let (mut source, mut target) = (Database::new(), Database::empty());
+    let (owner, next) = (source.role("owner"), source.role("next"));
+    source.session(&owner).run(
+        "CREATE FUNCTION stale(n int) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT n > 1';
+         CREATE TABLE t (at timestamptz, n int); CREATE TABLE u (at timestamptz, n int);
+         SELECT ttl_create_index('t', 'at', 60, filter => 'stale(n)', index_method => 'none'), ttl_create_index('u', 'at', 60);
+         CREATE OR REPLACE FUNCTION stale(n int) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT true';
+         INSERT INTO t VALUES ('2020-01-01', 0)",
+    );
+    source.run(&format!("ALTER TABLE u OWNER TO {next}; INSERT INTO u VALUES ('2020-01-01', 0)"));
+    source.wait_for("SELECT count(*) FROM ttl_summary WHERE state = 'error' AND last_error LIKE '55000%'", "2");
+    assert_eq!(copy(&source, &target, &[]), "");
+    for table in ["t", "u"] {
+        assert_eq!(target.error(&format!("SELECT ttl_runner('{table}')")).code, "55000");
+        assert_eq!(target.get(&format!("SELECT count(*) FROM {table}")), "1");
+    }
+    target.run("SELECT ttl_alter_index('u', 'at')");
+    assert_eq!(target.get("SELECT ttl_runner('u')"), "1");
+}
