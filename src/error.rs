@@ -161,11 +161,11 @@ pub enum TtlError {
     RestoredTableMissing,
     #[error("there is a TTL rule on column \"{0}\"")]
     RestoredTwice(String),
-    #[error("another TTL rule has its number, {0}, which its triggers go by")]
+    #[error("number {0}, which its triggers use, is taken or too high")]
     RestoredNumber(i64),
-    #[error("the names of its columns' types are not those of PostgreSQL")]
+    #[error("its column types are not named as PostgreSQL names them")]
     RestoredTypes,
-    #[error("it is to purge for rule {0}, which is not one of the same table that marks its column")]
+    #[error("rule {0}, for which it purges, does not mark rows in this column of the same table")]
     RestoredPurge(i64),
     #[error("the TTL rule on column \"{column}\" is there to purge for another")]
     IsPurge { column: String },

@@ -61,7 +61,7 @@ pub fn ttl_take_in<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
         if catalog.relid == trigger.relid().map_err(|_| TtlError::NotOurTrigger)? {
             registry::restore(&catalog.row_as_json(new)?)?;
         } else {
-            warning!("sweeping is not switched off: that is for ttl_stop_worker()");
+            warning!("sweeping stays on: use ttl_stop_worker() to switch it off");
         }
         Ok(None)
     })

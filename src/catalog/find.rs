@@ -24,7 +24,9 @@ impl Catalog {
             "t.active AND t.id = coalesce($1, t.id) AND NOT EXISTS (SELECT FROM {}.ttl_worker_off)",
             self.schema
         );
-        self.remove_forsaken()?;
+        if id.is_none() {
+            self.remove_forsaken()?;
+        }
         let mut rules = self.rules_where(&condition, &[id.into()])?;
         // Where a restore has several sessions, one may have made a trigger while another brought the rule, and neither saw the other.
         for rule in rules.iter().flatten().filter(|rule| rule.state.was_restored && rule.state.hold.is_some()) {

@@ -19,7 +19,7 @@ pub fn restore(row: &JsonB) -> Result<(), TtlError> {
     let rule: DumpedRule = match parse(row) {
         Ok(rule) => rule,
         Err(error) => {
-            warning!("a row that is not one of a TTL rule left out: {error}");
+            warning!("a row that is not a TTL rule was left out: {error}");
             return Ok(());
         }
     };
