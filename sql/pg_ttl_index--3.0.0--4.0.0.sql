@@ -227,11 +227,11 @@ CREATE TABLE ttl_recovery (
     id bigint PRIMARY KEY
 );
 
-CREATE FUNCTION ttl_touch_row() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_touch_row';
-CREATE FUNCTION ttl_make_room() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_make_room';
-
 CREATE PROCEDURE ttl_sweep(table_name regclass DEFAULT NULL, max_rows bigint DEFAULT NULL, max_time interval DEFAULT NULL)
     LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_sweep_wrapper';
+
+CREATE FUNCTION ttl_touch_row() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_touch_row';
+CREATE FUNCTION ttl_make_room() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_make_room';
 
 -- pg_ttl_index::api::follow::ttl_adopt
 CREATE  FUNCTION "ttl_adopt"() RETURNS VOID /* Result < (), ErrorReport > */

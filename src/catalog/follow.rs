@@ -67,6 +67,21 @@ thread_local! {
     static CONCERNED: RefCell<HashMap<String, std::rc::Rc<Plan>>> = RefCell::new(HashMap::new());
 }
 
+/// What is left of the time that a command waits for rules of others who have locked them: what those mean is asked again when they are
+/// swept. Who has locked the table itself, to drop or rename it, has waited for them already.
+struct Patience(Duration);
+
+impl Patience {
+    fn on(&mut self, work: impl FnOnce() -> Result<(), TtlError>) -> Result<(), Failure> {
+        let timeout = CString::new(format!("{}ms", self.0.as_millis().clamp(1, 50))).unwrap_or_default();
+        let settings = [(c"lock_timeout", timeout.as_c_str())];
+        let started = Instant::now();
+        let done = subtransaction(|| identity::with_settings(&settings, work));
+        self.0 = self.0.saturating_sub(started.elapsed());
+        done
+    }
+}
+
 /// A rule as its names are in the catalog, and what they are bound to.
 struct Bound {
     relid: Option<Oid>,
@@ -85,6 +100,7 @@ struct Bound {
     filter: Option<String>,
     called: Vec<Oid>,
     functions: Option<String>,
+    has_changed_hands: bool,
 }
 
 impl Catalog {
@@ -95,25 +111,16 @@ impl Catalog {
             return Ok(());
         }
         let recomputed = if event.is_drop() { Vec::new() } else { event.recomputed_columns() };
-        let mut patience = PATIENCE;
+        let mut patience = Patience(PATIENCE);
         for id in concerned {
             let (is_ruled, is_own) = self.rights_on(id, access::current_role())?;
             if is_ruled && is_own {
                 self.follow_rule(id, &recomputed)?;
             } else {
-                // Nobody waits long for others who have locked their rules: what those mean is asked again when they are swept. Who has
-                // locked the table itself, to drop or rename it, has waited for them already.
-                let timeout = CString::new(format!("{}ms", patience.as_millis().clamp(1, 50))).unwrap_or_default();
-                let settings = [(c"lock_timeout", timeout.as_c_str())];
-                let started = Instant::now();
-                let followed =
-                    subtransaction(|| identity::with_settings(&settings, || self.follow_rule(id, &recomputed)));
-                patience = patience.saturating_sub(started.elapsed());
-                if let Err(failure) = followed {
-                    if failure.code != PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE {
-                        failure.raise();
-                    }
-                    continue;
+                match patience.on(|| self.follow_rule(id, &recomputed)) {
+                    Err(failure) if failure.code != PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE => failure.raise(),
+                    Err(_) => continue,
+                    Ok(()) => {}
                 }
             }
             if is_ruled {
@@ -123,6 +130,25 @@ impl Catalog {
             }
         }
         Ok(())
+    }
+
+    /// Follows `REASSIGN OWNED`: rules on tables that have another owner now wait for that one's word. A command does not fail because of
+    /// them: a sweep looks at the owner anyway.
+    pub fn follow_reassigned() {
+        let mut patience = Patience(PATIENCE);
+        let _ = subtransaction(|| {
+            let Some(catalog) = Self::open_if_served()? else { return Ok(()) };
+            let sql = format!(
+                "SELECT b.rule_id FROM {}.ttl_binding b JOIN pg_class c ON c.oid = b.relid WHERE c.relowner <> b.owner ORDER BY 1",
+                catalog.schema
+            );
+            let given_away: Vec<i64> =
+                catalog.with_rights(|| spi::read(&sql, &[], |row| Ok(row.get(1)?.unwrap_or_default())))?;
+            for id in given_away {
+                let _ = patience.on(|| catalog.record_fault(id, &Failure::from(TtlError::NotConfirmed)));
+            }
+            Ok(())
+        });
     }
 
     /// Follows a command that concerns a rule. What has not changed is neither written nor locked.
@@ -286,7 +312,8 @@ impl Catalog {
                 return Err(TtlError::TypeChanged(name));
             }
         }
-        Ok(())
+        // Recorded at once, so that a dump says it even if no sweep has noticed.
+        if bound.has_changed_hands { Err(TtlError::NotConfirmed) } else { Ok(()) }
     }
 
     /// Has a rule say why it no longer works; a sweep under way notices. What was of another type once stays a matter of
@@ -323,7 +350,8 @@ impl Catalog {
         let sql = format!(
             "SELECT c.oid, b.attnum, b.expression_attnums, b.soft_delete_attnum, b.filter_attnums, t.soft_delete_column,
                     t.filter_columns, t.expression_columns, b.types, b.filter_tree, b.expression_tree,
-                    coalesce(b.tree_version = $2, false), t.column_name, t.filter, b.called, b.functions
+                    coalesce(b.tree_version = $2, false), t.column_name, t.filter, b.called, b.functions,
+                    c.relowner IS DISTINCT FROM b.owner
              FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              LEFT JOIN pg_class c ON c.oid = b.relid WHERE t.id = $1",
             schema = self.schema
@@ -347,6 +375,7 @@ impl Catalog {
                     filter: row.get(14)?,
                     called: row.get(15)?.unwrap_or_default(),
                     functions: row.get(16)?,
+                    has_changed_hands: row.get(17)?.unwrap_or_default(),
                 })
             })
         })?;

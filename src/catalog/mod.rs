@@ -32,7 +32,7 @@ use pgrx::spi::{quote_identifier, quote_literal};
 #[derive(Clone)]
 pub struct Catalog {
     /// A quoted identifier.
-    schema: String,
+    pub schema: String,
     owner: Oid,
     /// The table of rules.
     pub relid: Oid,

@@ -29,16 +29,20 @@ impl Event<'_> {
         unsafe { CStr::from_ptr(self.0.event) == c"sql_drop" }
     }
 
+    fn tag(&self) -> &[u8] {
+        // SAFETY: every tag has a name, which lasts.
+        unsafe { CStr::from_ptr(pg_sys::GetCommandTagName(self.0.tag)) }.to_bytes()
+    }
+
     /// Whether it is about functions alone, and not about what uses them.
     pub fn is_about_functions(&self) -> bool {
-        // SAFETY: a tag has a name; the cast follows the node's tag.
+        // SAFETY: the cast follows the node's tag.
         unsafe {
             let statement = self.0.parsetree.cast::<pg_sys::DropStmt>();
             let is_drop = !statement.is_null() && (*statement).type_ == pg_sys::NodeTag::T_DropStmt;
             let cascades = is_drop && (*statement).behavior == pg_sys::DropBehavior::DROP_CASCADE;
-            let tag = CStr::from_ptr(pg_sys::GetCommandTagName(self.0.tag)).to_bytes();
             let kinds: [&[u8]; 3] = [b" FUNCTION", b" PROCEDURE", b" ROUTINE"];
-            !cascades && kinds.iter().any(|kind| tag.ends_with(kind))
+            !cascades && kinds.iter().any(|kind| self.tag().ends_with(kind))
         }
     }
 

@@ -1,7 +1,7 @@
 //! Expressions over the row of one table: checked, and printed in canonical form.
 
+use super::harmless::{Whose, is_harmless};
 use super::identity::{with_canonical_output, with_standard_syntax};
-use super::leakproof::{Whose, is_harmless};
 use super::transaction::{is_interrupt, subtransaction};
 use crate::error::{Purpose, TtlError};
 use pgrx::pg_sys::panic::CaughtError;

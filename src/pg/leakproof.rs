@@ -1,159 +1,12 @@
-//! What an expression or a query calls: whether it can run as anybody, and whether it may tell of rows.
+//! Whether a query calls something that may tell of the rows it is called for.
 
 use super::expression::elements;
+use super::harmless::is_own_type;
 use crate::error::TtlError;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::ptr;
-
-/// Whose words an expression is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
-    Users,
-    /// A condition of ours, in which a user's expression that was harmless may stand.
-    Ours,
-}
-
-/// Whether an expression can run in anybody's query: it calls nothing but functions of PostgreSQL's own, immutable and of
-/// types of its own, and ours. Others may call code of users: by a type, by a name in a text, by a cast that is to come. Nor
-/// does it call what depends on settings, which are those of whoever asks.
-///
-/// # Safety
-/// `node` is an analyzed expression.
-pub unsafe fn is_harmless(node: *mut pg_sys::Node, mut whose: Whose) -> bool {
-    // SAFETY: as promised by the caller.
-    unsafe { !may_harm(node, ptr::from_mut(&mut whose).cast()) }
-}
-
-#[pg_guard]
-unsafe extern "C-unwind" fn may_harm(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
-    // SAFETY: `node` is null or part of an analyzed expression.
-    unsafe {
-        if node.is_null() {
-            return false;
-        }
-        let is_known = matches!(
-            (*node).type_,
-            pg_sys::NodeTag::T_Var
-                | pg_sys::NodeTag::T_Const
-                | pg_sys::NodeTag::T_OpExpr
-                | pg_sys::NodeTag::T_FuncExpr
-                | pg_sys::NodeTag::T_ScalarArrayOpExpr
-                | pg_sys::NodeTag::T_DistinctExpr
-                | pg_sys::NodeTag::T_NullIfExpr
-                | pg_sys::NodeTag::T_BoolExpr
-                | pg_sys::NodeTag::T_NullTest
-                | pg_sys::NodeTag::T_BooleanTest
-                | pg_sys::NodeTag::T_RelabelType
-                | pg_sys::NodeTag::T_CoerceViaIO
-                | pg_sys::NodeTag::T_CoalesceExpr
-                | pg_sys::NodeTag::T_MinMaxExpr
-                | pg_sys::NodeTag::T_CaseExpr
-                | pg_sys::NodeTag::T_CaseWhen
-                | pg_sys::NodeTag::T_CaseTestExpr
-                | pg_sys::NodeTag::T_ArrayExpr
-                | pg_sys::NodeTag::T_List
-        );
-        // A column may be of a domain: its checks are over when it is read.
-        let has_type = !matches!((*node).type_, pg_sys::NodeTag::T_List | pg_sys::NodeTag::T_CaseWhen);
-        let is_of_postgres = !has_type || is_own_type(pg_sys::getBaseType(pg_sys::exprType(node)));
-        !is_known
-            || !is_of_postgres
-            || has_varying_zone(node)
-            || pg_sys::check_functions_in_node(node, Some(function_may_harm), state)
-            || pg_sys::expression_tree_walker(node, Some(may_harm), state)
-    }
-}
-
-/// Stable ones that our own conditions are made of.
-const HARMLESS: [&CStr; 3] = [c"statement_timestamp", c"timestamptz_mi_interval", c"extract"];
-
-/// Called immutable by PostgreSQL, but for settings: `extra_float_digits`, `bytea_output`, `quote_all_identifiers`.
-const BY_SETTINGS: [&CStr; 11] = [
-    c"float4out",
-    c"float8out",
-    c"byteaout",
-    c"point_out",
-    c"lseg_out",
-    c"path_out",
-    c"box_out",
-    c"line_out",
-    c"poly_out",
-    c"circle_out",
-    c"quote_ident",
-];
-
-/// Abbreviations of time zones that `timezone_abbreviations` can give another meaning, by the files that come with PostgreSQL.
-const ABBREVIATIONS: [&str; 8] = ["ACST", "CST", "EAST", "EST", "IST", "SAST", "SAT", "WST"];
-
-/// Whether the name of a time zone means the same under all settings.
-pub fn is_lasting_zone(name: &str) -> bool {
-    !ABBREVIATIONS.iter().any(|abbreviation| abbreviation.eq_ignore_ascii_case(name.trim()))
-}
-
-/// Whether a call goes by a time zone whose name is not there to be judged, or depends on settings.
-///
-/// # Safety
-/// `node` is part of an analyzed expression.
-unsafe fn has_varying_zone(node: *mut pg_sys::Node) -> bool {
-    // SAFETY: the casts follow the nodes' tags; the function takes a text first, which its name and type tell.
-    unsafe {
-        if (*node).type_ != pg_sys::NodeTag::T_FuncExpr {
-            return false;
-        }
-        let call = &*node.cast::<pg_sys::FuncExpr>();
-        let name = pg_sys::get_func_name(call.funcid);
-        let Some(zone) = elements(call.args).first().map(|cell| cell.ptr_value.cast::<pg_sys::Node>()) else {
-            return false;
-        };
-        if name.is_null() || CStr::from_ptr(name) != c"timezone" || pg_sys::exprType(zone) != pg_sys::TEXTOID {
-            return false;
-        }
-        if (*zone).type_ != pg_sys::NodeTag::T_Const {
-            return true;
-        }
-        let zone = &*zone.cast::<pg_sys::Const>();
-        !zone.constisnull && !String::from_datum(zone.constvalue, false).is_some_and(|zone| is_lasting_zone(&zone))
-    }
-}
-
-#[pg_guard]
-unsafe extern "C-unwind" fn function_may_harm(function: pg_sys::Oid, state: *mut c_void) -> bool {
-    // SAFETY: the tuple is valid until it is released; the state is what `is_harmless` was asked with.
-    unsafe {
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::PROCOID as i32, pg_sys::Datum::from(function));
-        if tuple.is_null() {
-            return true;
-        }
-        let form = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_proc>();
-        let name = CStr::from_ptr(form.proname.data.as_ptr());
-        let arguments = form.proargtypes.values.as_slice(form.pronargs as usize);
-        let is_own = function.to_u32() < pg_sys::FirstNormalObjectId
-            && arguments.iter().chain([&form.prorettype]).all(|type_oid| is_own_type(*type_oid))
-            && if form.provolatile == pg_sys::PROVOLATILE_IMMUTABLE as std::ffi::c_char {
-                !BY_SETTINGS.contains(&name)
-            } else {
-                *state.cast::<Whose>() == Whose::Ours && HARMLESS.contains(&name)
-            };
-        // Only superusers make functions in C.
-        let is_ours = form.prolang.to_u32() == C_LANGUAGE && name == c"ttl_instant";
-        pg_sys::ReleaseSysCache(tuple);
-        !is_own && !is_ours
-    }
-}
-
-/// `pg_language.oid` of C, the same in every database.
-const C_LANGUAGE: u32 = 13;
-
-/// A type that came with PostgreSQL, and is what it is: neither polymorphic nor made of others.
-unsafe fn is_own_type(type_oid: pg_sys::Oid) -> bool {
-    // SAFETY: looks into the type cache.
-    let kind = unsafe { pg_sys::get_typtype(type_oid) };
-    // What a value is read from and written to is no type, but belongs to each.
-    type_oid == pg_sys::CSTRINGOID
-        || (type_oid.to_u32() < pg_sys::FirstNormalObjectId && kind == pg_sys::TYPTYPE_BASE as std::ffi::c_char)
-}
 
 /// Whether a query has conditions that may call something that tells of rows, or may come to have them: those of outer
 /// queries are pushed into subqueries, whose expressions they then contain.
@@ -243,6 +96,81 @@ unsafe extern "C-unwind" fn has_parameter(node: *mut pg_sys::Node, state: *mut c
             && (((*node).type_ == pg_sys::NodeTag::T_Param
                 && (*node.cast::<pg_sys::Param>()).paramkind == pg_sys::ParamKind::PARAM_EXTERN)
                 || pg_sys::expression_tree_walker(node, Some(has_parameter), state))
+    }
+}
+
+/// What the conditions in a join tree compute from parameters alone, each in its largest form.
+///
+/// # Safety
+/// `node` is a join tree or an analyzed expression.
+pub unsafe fn parameter_computations(node: *mut pg_sys::Node) -> Vec<*mut pg_sys::Node> {
+    let mut found = Vec::new();
+    // SAFETY: as promised by the caller.
+    unsafe { find_parameter_computations(node, ptr::from_mut(&mut found).cast()) };
+    found
+}
+
+/// Whether an expression computes something from parameters alone.
+///
+/// # Safety
+/// As for [`parameter_computations`].
+pub unsafe fn computes_from_parameters(node: *mut pg_sys::Node) -> bool {
+    // SAFETY: as promised by the caller.
+    unsafe { !parameter_computations(node).is_empty() }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn find_parameter_computations(node: *mut pg_sys::Node, found: *mut c_void) -> bool {
+    // SAFETY: null or part of an analyzed expression or join tree; `found` is the list being filled.
+    unsafe {
+        if node.is_null() {
+            return false;
+        }
+        let has_a_value = !matches!(
+            (*node).type_,
+            pg_sys::NodeTag::T_FromExpr
+                | pg_sys::NodeTag::T_JoinExpr
+                | pg_sys::NodeTag::T_List
+                | pg_sys::NodeTag::T_CaseWhen
+        );
+        let is_about_rows = has_vars(node, ptr::null_mut()) || has_query(node, ptr::null_mut());
+        if has_a_value && !is_about_rows {
+            if has_parameter(node, ptr::null_mut()) && computes(node, ptr::null_mut()) && !is_observable(node) {
+                (*found.cast::<Vec<*mut pg_sys::Node>>()).push(node);
+            }
+            return false;
+        }
+        pg_sys::expression_tree_walker(node, Some(find_parameter_computations), found)
+    }
+}
+
+/// Whether an expression contains a query.
+#[pg_guard]
+unsafe extern "C-unwind" fn has_query(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
+    // SAFETY: null or part of an analyzed expression.
+    unsafe {
+        !node.is_null()
+            && ((*node).type_ == pg_sys::NodeTag::T_SubLink
+                || pg_sys::expression_tree_walker(node, Some(has_query), state))
+    }
+}
+
+/// Whether an expression does more than name values.
+#[pg_guard]
+unsafe extern "C-unwind" fn computes(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
+    // SAFETY: null or part of an analyzed expression.
+    unsafe {
+        let names_values = node.is_null()
+            || matches!(
+                (*node).type_,
+                pg_sys::NodeTag::T_Param
+                    | pg_sys::NodeTag::T_Const
+                    | pg_sys::NodeTag::T_RelabelType
+                    | pg_sys::NodeTag::T_CollateExpr
+                    | pg_sys::NodeTag::T_ArrayExpr
+                    | pg_sys::NodeTag::T_List
+            );
+        !names_values || pg_sys::expression_tree_walker(node, Some(computes), state)
     }
 }
 

@@ -4,7 +4,7 @@
 //! again after any of them was renamed, and it tells whether a text still says what it said.
 
 use super::expression::{Relation, analyze};
-use super::leakproof;
+use super::harmless;
 use crate::error::{Purpose, TtlError};
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
@@ -55,7 +55,7 @@ pub fn of(relid: Oid, text: &str, purpose: Purpose) -> Result<Meaning, TtlError>
 pub fn is_harmless(tree: &str) -> bool {
     let tree = CString::new(tree).unwrap_or_default();
     // SAFETY: the tree is what `of` has written.
-    unsafe { leakproof::is_harmless(pg_sys::stringToNode(tree.as_ptr()).cast(), leakproof::Whose::Users) }
+    unsafe { harmless::is_harmless(pg_sys::stringToNode(tree.as_ptr()).cast(), harmless::Whose::Users) }
 }
 
 /// Whether a text in canonical form means what a tree of this version does. Call this as the table's owner, too.

@@ -55,6 +55,11 @@ impl<K: Eq + Hash + Clone, V> Memo<K, V> {
         Ok(value)
     }
 
+    /// Forgets what is remembered under a key.
+    pub fn remove(&self, key: &K) {
+        self.entries.borrow_mut().remove(key);
+    }
+
     fn forget_changed(&self) {
         let news = CHANGES.with_borrow(|changes| {
             let seen = self.seen.replace(changes.forgotten + changes.latest.len());

@@ -2,7 +2,7 @@
 
 use super::expression::elements;
 use super::storage::{self, Kept};
-use super::{leakproof, spi};
+use super::{harmless, spi};
 use pgrx::pg_sys;
 use pgrx::spi::quote_qualified_identifier;
 use std::ffi::CStr;
@@ -147,7 +147,7 @@ unsafe fn is_risky_to_plan(relation: pg_sys::Relation) -> bool {
                 let mut is_null = true;
                 let tree = pg_sys::SysCacheGetAttr(cache, tuple, *attribute as i16, &mut is_null);
                 let read = || pg_sys::stringToNode(pg_sys::text_to_cstring(tree.cast_mut_ptr())).cast();
-                !is_null && !leakproof::is_harmless(read(), leakproof::Whose::Users)
+                !is_null && !harmless::is_harmless(read(), harmless::Whose::Users)
             });
             pg_sys::ReleaseSysCache(tuple);
             is_risky

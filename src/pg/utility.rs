@@ -14,6 +14,9 @@ pub type IsRestricted = fn(Oid) -> bool;
 /// What is to be done before something is dropped that may have the extension in it.
 pub type BeforeDrop = fn(&Dropped);
 
+/// What is to be done after `REASSIGN OWNED`, of which no event trigger hears.
+pub type AfterReassign = fn();
+
 /// What a command drops.
 pub enum Dropped {
     Extension,
@@ -26,6 +29,7 @@ pub enum Dropped {
 struct Hooks {
     is_restricted: IsRestricted,
     before_drop: BeforeDrop,
+    after_reassign: AfterReassign,
     next: pg_sys::ProcessUtility_hook_type,
 }
 
@@ -37,10 +41,11 @@ thread_local! {
     static ALTERING: Cell<Option<(i64, u32, u32)>> = const { Cell::new(None) };
 }
 
-pub fn install(is_restricted: IsRestricted, before_drop: BeforeDrop) {
+pub fn install(is_restricted: IsRestricted, before_drop: BeforeDrop, after_reassign: AfterReassign) {
     // SAFETY: while the library is loaded; whoever was there before is called in turn.
     unsafe {
-        if HOOKS.set(Hooks { is_restricted, before_drop, next: pg_sys::ProcessUtility_hook }).is_ok() {
+        let next = pg_sys::ProcessUtility_hook;
+        if HOOKS.set(Hooks { is_restricted, before_drop, after_reassign, next }).is_ok() {
             pg_sys::ProcessUtility_hook = Some(process_utility);
         }
     }
@@ -98,12 +103,21 @@ unsafe extern "C-unwind" fn process_utility(
         if (*(*prepared).utilityStmt).type_ == pg_sys::NodeTag::T_AlterTableStmt {
             ALTERING.set(Some(place()));
         }
+        let is_reassign = (*(*prepared).utilityStmt).type_ == pg_sys::NodeTag::T_ReassignOwnedStmt;
         let next = HOOKS.get().and_then(|hooks| hooks.next).unwrap_or(standard_ProcessUtility);
         let path = executor::enter();
         next(prepared, text, is_read_only, context, parameters, environment, receiver, completion);
         executor::leave(path);
         ALTERING.set(outer);
+        if is_reassign {
+            after_reassign();
+        }
     }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn after_reassign() {
+    HOOKS.get().iter().for_each(|hooks| (hooks.after_reassign)());
 }
 
 /// The statement that is to run instead: another only for a COPY that must be a query.

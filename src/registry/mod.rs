@@ -10,7 +10,7 @@ use crate::error::{Purpose, TtlError};
 use crate::index;
 use crate::pg::expression::{self, Checked};
 use crate::pg::names::{Regclass, Regprocedure};
-use crate::pg::{access, bound, identity, leakproof, relation, shmem, spi};
+use crate::pg::{access, bound, harmless, identity, relation, shmem, spi};
 use crate::row;
 use crate::rule::{Given, Mark, Options, PartitionAction, Predicate, Source, Window};
 use crate::table::{Subject, Table};
@@ -330,7 +330,7 @@ fn check_hiding(table: &Table, subject: &Subject, filter: Option<&Checked>, time
     if !subject.is_harmless || filter.is_some_and(|filter| !filter.is_harmless) {
         return Err(TtlError::HiddenByCode);
     }
-    if !leakproof::is_lasting_zone(time_zone) {
+    if !harmless::is_lasting_zone(time_zone) {
         return Err(TtlError::HiddenByZone(time_zone.to_owned()));
     }
     // Queries of the parent are planned for it, and not for its parts.

@@ -10,7 +10,7 @@ use crate::guc;
 use crate::pg::memo::Memo;
 use crate::pg::plan::Tid;
 use crate::pg::planner::{self, Condition, Decision};
-use crate::pg::transaction::Failure;
+use crate::pg::transaction::reading;
 use crate::pg::utility::Dropped;
 use crate::pg::{access, citus, executor, identity, spi, unique_conflict as conflict, utility};
 use pgrx::pg_sys::Oid;
@@ -26,6 +26,8 @@ const PRESENT: &str = "pg_catalog.statement_timestamp()";
 #[derive(Default)]
 struct Hidden {
     tables: HashMap<Oid, Table>,
+    /// The schema of the extension, which the conditions name.
+    schema: String,
     /// The function that refuses to pass over a hidden row.
     refusal: Oid,
 }
@@ -46,7 +48,7 @@ thread_local! {
 /// Has queries of this process not see what is hidden.
 pub fn install() {
     planner::install(decide, is_concerned);
-    utility::install(is_restricted, lock_triggered_tables);
+    utility::install(is_restricted, lock_triggered_tables, Catalog::follow_reassigned);
     executor::install(recheck, unique_conflict::recheck_pending, passes_over_rows);
 }
 
@@ -66,7 +68,7 @@ fn decide(relid: Oid) -> Option<Decision> {
             return Some(Decision { depends_on_role: true, condition: None, refusal });
         }
     }
-    Some(Decision { depends_on_role: wants_to_look, condition: Some(table.condition(relid)), refusal })
+    Some(Decision { depends_on_role: wants_to_look, condition: condition(relid), refusal })
 }
 
 /// Whether what is hidden in a table is shown now: to the session's role, in its own statements.
@@ -83,8 +85,7 @@ fn passes_over_rows(relids: &[Oid]) -> bool {
 /// Whether a row of a relation is not hidden, by all its rules.
 fn is_visible(relid: Oid, existing: &conflict::Existing) -> bool {
     let hidden = hidden();
-    let Some(table) = hidden.tables.get(&relid) else { return true };
-    let condition = table.condition(relid);
+    let Some((table, condition)) = hidden.tables.get(&relid).zip(condition(relid)) else { return true };
     identity::sandboxed_as(table.owner, || existing.meets(&condition))
 }
 
@@ -92,8 +93,7 @@ fn is_visible(relid: Oid, existing: &conflict::Existing) -> bool {
 fn recheck(conflicts: &[(Oid, Tid)]) {
     let hidden = hidden();
     for (relid, tid) in conflicts {
-        let Some(table) = hidden.tables.get(relid) else { continue };
-        let condition = table.condition(*relid);
+        let Some((table, condition)) = hidden.tables.get(relid).zip(condition(*relid)) else { continue };
         let is_visible = |existing: &conflict::Existing| existing.meets(&condition);
         // One that was deleted while it was live was in the way until then.
         if identity::sandboxed_as(table.owner, || conflict::newest(*relid, *tid, is_visible)) != Some(true) {
@@ -113,15 +113,27 @@ pub fn refuse(relid: Oid) -> Result<bool, TtlError> {
     Err(if triggers.is_empty() { TtlError::HiddenConflict } else { TtlError::ExpiredMeanwhile })
 }
 
-impl Table {
-    /// What holds for its visible rows. A rule whose columns are gone was not even loaded: it hides nothing, as it removes
-    /// nothing, and its sweep says why.
-    fn condition(&self, relid: Oid) -> Rc<Condition> {
-        let condition = self.condition.get_or_init(|| {
-            let read = identity::sandboxed_as(self.owner, || Condition::read(relid, &self.visible));
-            Rc::new(read.unwrap_or_else(|error| Failure::from(error).raise()))
-        });
-        Rc::clone(condition)
+/// What holds for the visible rows of a table, if it has hidden ones. A rule whose columns are gone was not even loaded: it hides nothing,
+/// as it removes nothing, and its sweep says why.
+fn condition(relid: Oid) -> Option<Rc<Condition>> {
+    let schema_now = || Ok::<_, TtlError>(Catalog::open_if_served()?.map(|catalog| catalog.schema).unwrap_or_default());
+    loop {
+        let hidden = hidden();
+        let table = hidden.tables.get(&relid)?;
+        if let Some(condition) = table.condition.get() {
+            return Some(Rc::clone(condition));
+        }
+        let read = || identity::sandboxed_as(table.owner, || Condition::read(relid, &table.visible));
+        let is_named_so = || schema_now().is_ok_and(|schema| schema == hidden.schema);
+        // The extension's schema may have been renamed since the rules were read, or be renamed now.
+        if is_named_so() {
+            match reading(read) {
+                Ok(condition) => return Some(Rc::clone(table.condition.get_or_init(|| Rc::new(condition)))),
+                Err(failure) if is_named_so() => failure.raise(),
+                Err(_) => {}
+            }
+        }
+        HIDDEN.with(|memo| memo.remove(&()));
     }
 }
 
@@ -185,5 +197,5 @@ fn load() -> Result<(Vec<Oid>, Hidden), TtlError> {
         }
     }
     let refusal = catalog.function_oid("ttl_refuse(oid)")?;
-    Ok((about, Hidden { tables, refusal }))
+    Ok((about, Hidden { tables, schema: catalog.schema, refusal }))
 }

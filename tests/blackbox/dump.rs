@@ -499,3 +499,25 @@ fn a_rule_that_had_stopped_in_doubt_does_not_go_on_after_a_restore() {
     target.run("SELECT ttl_alter_index('u', 'at')");
     assert_eq!(target.get("SELECT ttl_runner('u')"), "1");
 }
+
+#[test]
+fn a_dump_says_that_a_table_has_changed_hands_even_if_no_sweep_has_noticed() {
+    let (mut source, mut target) = (Database::new(), Database::empty());
+    let (owner, next) = (source.role("owner"), source.role("next"));
+    source.run("SELECT ttl_stop_worker()");
+    for table in ["given", "reassigned"] {
+        source.session(&owner).run(&format!(
+            "CREATE TABLE {table} (at timestamptz); SELECT ttl_create_index('{table}', 'at', 60), ttl_pause('{table}');
+             INSERT INTO {table} VALUES ('2020-01-01')"
+        ));
+    }
+    source.run(&format!("ALTER TABLE given OWNER TO {next}"));
+    source.run(&format!("REASSIGN OWNED BY {owner} TO {next}"));
+    assert_eq!(source.get("SELECT count(*) FROM ttl_summary WHERE last_error LIKE '55000%'"), "2");
+    assert_eq!(copy(&source, &target, &[]), "");
+    for table in ["given", "reassigned"] {
+        target.run(&format!("SELECT ttl_resume('{table}')"));
+        assert_eq!(target.error(&format!("SELECT ttl_runner('{table}')")).code, "55000", "{table}");
+        assert_eq!(target.get(&format!("SELECT count(*) FROM {table}")), "1");
+    }
+}

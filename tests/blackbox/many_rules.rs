@@ -183,6 +183,21 @@ fn the_schema_of_the_extension_can_be_renamed() {
 }
 
 #[test]
+fn a_session_that_knows_the_old_name_of_the_schema_goes_on() {
+    let mut db = Database::empty();
+    db.run("CREATE SCHEMA ext; CREATE EXTENSION pg_ttl_index SCHEMA ext");
+    for table in ["a", "b"] {
+        db.run(&format!("CREATE TABLE {table} (at text); INSERT INTO {table} VALUES ('2020-01-01T00:00:00Z'), ('2999-01-01T00:00:00Z')"));
+        db.run(&format!("SELECT ext.ttl_create_index('{table}', 'at', 60, hide_expired => true, active => false)"));
+    }
+    let mut session = db.session("postgres");
+    assert_eq!(session.get("SELECT count(*) FROM a"), "1");
+    db.run("ALTER SCHEMA ext RENAME TO moved");
+    assert_eq!(session.get("SELECT count(*) FROM b"), "1");
+    assert_eq!(session.get("SELECT count(*) FROM a"), "1");
+}
+
+#[test]
 fn a_key_that_no_parser_takes_is_bad_input() {
     let mut db = Database::new();
     db.run("CREATE TABLE t (id numeric PRIMARY KEY, at timestamptz); SELECT ttl_create_index('t', 'at', 60)");

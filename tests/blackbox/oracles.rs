@@ -465,3 +465,50 @@ fn a_plan_for_any_parameter_does_not_tell_of_hidden_rows() {
         assert_eq!(session.notices().len(), 1);
     }
 }
+
+#[test]
+fn what_is_computed_from_parameters_fails_or_not_whatever_rows_are_hidden() {
+    let mut db = harness::Database::new();
+    let (owner, reader) = (db.role("owner"), db.role("reader"));
+    db.session(&owner).run(&format!(
+        "CREATE TABLE h (id int PRIMARY KEY, at timestamptz, v int);
+         SELECT ttl_create_index('h', 'at', 0, hide_expired => true, active => false);
+         INSERT INTO h SELECT i, now() + (i - 5) * interval '1 hour', i FROM generate_series(1, 10) i; GRANT SELECT ON h TO {reader}"
+    ));
+    let mut session = db.session(&reader);
+    session.run("SET plan_cache_mode = force_generic_plan; CREATE TABLE o (x int); INSERT INTO o VALUES (1)");
+    let conditions = [
+        "v = 1 / $2",
+        "CASE WHEN v > 0 THEN sqrt($2 - 1) > 0 END",
+        "v = sqrt($2 - 1)",
+        "coalesce(v, 0) > length(repeat('x', 5)::text) / $2",
+        "v = ANY (ARRAY[1, 1 / $2])",
+        "at > now() - make_interval(secs => 1 / $2)",
+    ];
+    let statements = [
+        "SELECT 1 FROM h WHERE id = $1 AND",
+        "SELECT 1 FROM o LEFT JOIN h ON h.id = $1 WHERE h.id = $1 AND",
+        "SELECT 1 FROM o LEFT JOIN h ON h.id = $1 AND",
+        "SELECT 1 FROM o WHERE EXISTS (SELECT FROM h WHERE id = $1 AND",
+        "MERGE INTO h USING o ON h.id = $1 AND",
+    ];
+    let outcome = |session: &mut harness::Session, call: &str| match session.try_get(call) {
+        Ok(rows) => rows,
+        Err(error) => error.code,
+    };
+    for statement in statements {
+        for condition in conditions {
+            let end = match statement.split(' ').next() {
+                Some("MERGE") => " WHEN MATCHED THEN DO NOTHING",
+                _ if statement.contains("EXISTS") => ")",
+                _ => "",
+            };
+            session.run(&format!("PREPARE q (int, int) AS {statement} {condition}{end}"));
+            // One is hidden, the other was never there.
+            let (hidden, missing) =
+                (outcome(&mut session, "EXECUTE q (1, 0)"), outcome(&mut session, "EXECUTE q (77, 0)"));
+            assert_eq!(hidden, missing, "{statement} {condition}");
+            session.run("EXECUTE q (9, 1); DEALLOCATE q");
+        }
+    }
+}

@@ -401,6 +401,8 @@ fn no_upsert_on_a_hot_key_is_lost() {
                     match result {
                         Ok(rows) => lost += i32::from(rows.is_empty()),
                         Err(error) if error.code == "40001" => {}
+                        // PostgreSQL fails so on a key that is not named, when two insert the same row at once, without any rule too.
+                        Err(error) if error.code == "23505" && error.message.contains("t_other_key") => {}
                         Err(error) => errors.push(error),
                     }
                 }

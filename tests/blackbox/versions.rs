@@ -60,6 +60,40 @@ const RULED: &str = "CREATE TABLE hidden (id int PRIMARY KEY, at timestamptz); I
 const USE: &str = "SELECT count(*) FROM hidden; INSERT INTO hidden VALUES (3, now()); INSERT INTO hidden VALUES (1, now()) ON CONFLICT DO NOTHING;
     UPDATE fresh SET n = n + 1; UPDATE hidden SET id = 30 WHERE id = 3; DELETE FROM hidden WHERE id >= 3";
 
+/// The versions whose schemas are kept in `sql/`: those that the upgrade scripts lead to.
+fn kept_versions() -> Vec<String> {
+    let scripts = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../sql")).expect("the scripts are there");
+    let name =
+        |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry").file_name().into_string().expect("a name");
+    let version =
+        |name: String| Some(name.strip_suffix(".sql")?.strip_prefix("pg_ttl_index--")?.split("--").nth(1)?.to_string());
+    scripts.map(name).filter_map(version).collect()
+}
+
+#[test]
+fn the_schema_of_every_release_is_served() {
+    let versions = kept_versions();
+    assert!(!versions.is_empty());
+    for version in versions {
+        let mut db = with_3_0_0(&["pg_ttl_index.naptime=1"]);
+        db.run(&format!("ALTER EXTENSION pg_ttl_index UPDATE TO '{version}'"));
+        db.run(RULED);
+        let mut session = db.session("postgres");
+        session.run(INNOCENT);
+        session.run(USE);
+        assert_eq!(
+            session.get("SELECT count(*) FROM hidden WHERE id = 1 AND at < now() - interval '1 day'"),
+            "0",
+            "{version}"
+        );
+        assert_eq!(session.get("SELECT at >= now() - interval '30 seconds' FROM fresh"), "t", "{version}");
+        db.run("INSERT INTO hidden VALUES (9, '2020-01-01'); SELECT ttl_start_worker()");
+        db.wait_for("SELECT total_rows_deleted >= 1 FROM ttl_summary WHERE table_name = 'hidden'", "t");
+        db.run("ALTER EXTENSION pg_ttl_index UPDATE");
+        assert_eq!(session.get("SELECT count(*) FROM hidden WHERE at < now() - interval '1 day'"), "0", "{version}");
+    }
+}
+
 #[test]
 fn with_a_newer_schema_the_library_keeps_out_of_the_way() {
     let mut db = Database::new();
