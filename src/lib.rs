@@ -6,9 +6,9 @@
 #![deny(unsafe_code)]
 
 mod api;
-mod archive;
 mod cascade;
 mod catalog;
+mod delivery;
 mod error;
 mod guc;
 mod index;

@@ -46,6 +46,12 @@ pub struct Column {
     pub generated: bool,
 }
 
+/// The table of this name.
+pub fn table_oid(name: &str) -> Result<Oid, TtlError> {
+    let found = spi::query("SELECT $1::regclass::oid", &[name.into()], |row| row.get(1))?;
+    Ok(found.into_iter().flatten().next().unwrap_or_default())
+}
+
 impl Table {
     /// The table, if the caller may rule it, held against concurrent DDL until the transaction ends.
     pub fn lock(relid: Oid) -> Result<Self, TtlError> {

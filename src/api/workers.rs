@@ -9,7 +9,7 @@ use crate::pg::shmem::{For, Hold};
 use crate::pg::transaction::subtransaction;
 use crate::pg::{memo, process, recovery, relation, shmem};
 use crate::rule::Window;
-use crate::sweep::lag;
+use crate::sweep::inspect::lag;
 use crate::worker;
 use crate::worker::schedule;
 use pgrx::datum::{Interval, TimestampWithTimeZone};

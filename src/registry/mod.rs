@@ -4,8 +4,8 @@ mod restored;
 
 pub use restored::restore;
 
-use crate::archive::Archive;
 use crate::catalog::{Catalog, Definition, Rule, RuleIndex, StoredRule};
+use crate::delivery;
 use crate::error::{Purpose, TtlError};
 use crate::index;
 use crate::pg::expression::{self, Checked};
@@ -212,9 +212,7 @@ fn check(
     options.run_window.as_ref().and_then(Window::zone).map_or(Ok(()), check_time_zone)?;
     check_surroundings(table, options)?;
     let catalog = Catalog::open()?;
-    if let Some(archive) = &options.archive_to {
-        Archive::check_end(&catalog, table_oid(archive)?, table.relid, id)?;
-    }
+    delivery::check_end(&catalog, table.relid, options, id)?;
     let expiry = catalog.expiry(source, subject.sql.clone(), options);
     check_as_owner(table, &format!("{} IS NULL", expiry.compared()))?;
     let filter = options.filter.as_deref().map(|filter| check_filter(table, filter, author)).transpose()?;
@@ -294,32 +292,7 @@ fn check_surroundings(table: &Table, options: &Options) -> Result<(), TtlError> 
     if options.partition_action != PartitionAction::default() && !table.is_partitioned {
         return Err(TtlError::NotPartitioned(table.name.clone()));
     }
-    if let Some(archive) = &options.archive_to {
-        let archive = Table::describe(table_oid(archive)?).map_err(|error| match error {
-            TtlError::NotATable { name, kind } => TtlError::ArchiveKind { name, kind },
-            TtlError::TemporaryTable => TtlError::ArchiveTemporary,
-            error => error,
-        })?;
-        archive.check_storage()?;
-        Archive::check_apart(archive.relid, table.relid)?;
-        Archive::open(archive.relid, table.relid, table.owner)?;
-    }
-    if let Some(function) = &options.on_expire {
-        let allowed = spi::query(
-            "SELECT has_function_privilege($1, $2::regprocedure, 'EXECUTE')",
-            &[table.owner.into(), format!("{function}(regclass, jsonb)").into()],
-            |row| row.get(1),
-        )?;
-        if allowed != [Some(true)] {
-            return Err(TtlError::FunctionPermission(function.clone()));
-        }
-    }
-    Ok(())
-}
-
-fn table_oid(name: &str) -> Result<Oid, TtlError> {
-    let found = spi::query("SELECT $1::regclass::oid", &[name.into()], |row| row.get(1))?;
-    Ok(found.into_iter().flatten().next().unwrap_or_default())
+    delivery::check(table, options)
 }
 
 /// What hides rows runs in every session, as whoever asks.

@@ -1,6 +1,6 @@
 //! Rules that a role without rights on the catalog writes into it, as a restore does. Each passes the checks of a registration.
 
-use super::{check, definition, function_name, table_name, table_oid};
+use super::{check, definition, function_name, table_name};
 use crate::catalog::{Catalog, Definition, DumpedRule};
 use crate::error::TtlError;
 use crate::pg::names::{Regclass, Regprocedure};
@@ -8,6 +8,7 @@ use crate::pg::transaction::subtransaction;
 use crate::pg::{access, spi};
 use crate::rule::{Given, Invalid, Options};
 use crate::table::Table;
+use crate::table::table_oid;
 use pgrx::JsonB;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;

@@ -1,6 +1,6 @@
 //! Sweeps that a user asks for.
 
-use super::{Step, Sweep, record_failure};
+use super::{Advance, Step, Sweep, record_failure};
 use crate::catalog::{Catalog, Initiator, Rule, State};
 use crate::guc;
 use crate::pg::transaction::{Failure, Scope};
@@ -83,15 +83,14 @@ fn sweep_rule(
         if left <= 0 || started.elapsed() >= time {
             break Ok(Step::Removed(0));
         }
-        if scope == Scope::Procedure
-            && let Some(wait) = sweep.hold()?
-        {
-            process::rest(wait.min(time.saturating_sub(started.elapsed())));
-            continue;
-        }
-        match sweep.step(usize::try_from(left).unwrap_or(usize::MAX)) {
-            Ok(Step::Removed(_)) => {}
-            end => break end,
+        match sweep.advance(left, None) {
+            Ok(Advance::Went) => {}
+            Ok(Advance::Wait(wait)) => {
+                process::rest(wait.min(time.saturating_sub(started.elapsed())));
+                continue;
+            }
+            Ok(Advance::Ended(end)) => break Ok(end),
+            Err(failure) => break Err(failure),
         }
         if scope == Scope::Procedure {
             if reported.elapsed() >= Duration::from_secs(1) {

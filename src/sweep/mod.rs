@@ -1,41 +1,37 @@
 //! The engine: one rule, one cutoff, one leaf relation at a time, batch by batch.
 //!
-//! A sweep looks for expired rows without locking them (`scan`), and removes the places it found in batches that look
-//! at every row again (`batch`). It can be left after any batch and taken up again.
+//! A sweep looks for expired rows without locking them (`find`), and removes the places it found in batches that look
+//! at every row again (`remove`). It can be left after any batch and taken up again.
 
-mod batch;
-mod blocked;
-mod cutoff;
-mod delivery;
+mod drive;
+mod find;
 mod finish;
-pub mod lag;
-mod leaf;
+pub mod inspect;
 pub mod manual;
 mod partition;
-pub mod preview;
-mod range;
-mod scan;
+mod remove;
 mod statement;
 pub mod throttle;
 
-use crate::archive::Archive;
-use crate::catalog::{Blocked, Catalog, Claim, Initiator, Rule};
+use crate::catalog::{Blocked, Catalog, Initiator, Rule};
+use crate::delivery::{self, Archive};
 use crate::error::TtlError;
 use crate::guc;
 use crate::pg::plan::Tid;
+use crate::pg::process;
 use crate::pg::shmem::{self, Hold, Progress};
 use crate::pg::transaction::{Failure, Scope};
-use crate::pg::{access, identity, login, process, spi};
-use crate::sandbox::{UnderWay, in_sandbox};
-use batch::{Done, Remover, Taken};
+use crate::sandbox::in_sandbox;
+pub use drive::Advance;
+use find::cutoff;
+use find::leaf::{self, Leaf, Leaves};
+use find::scan::Scan;
 pub use finish::record_failure;
-use leaf::{Leaf, Leaves};
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
-use scan::Scan;
+use remove::{Batch, Remover, blocked};
 use statement::Statements;
 use std::collections::VecDeque;
-use std::ffi::CString;
 use std::time::{Duration, Instant};
 use throttle::Throttle;
 
@@ -283,58 +279,14 @@ impl Sweep {
         let Some(work) = &mut self.work else { return Ok(Step::Finished) };
         let size = batch_size(&self.rule).min(Throttle::batch_limit(&self.rule)).min(limit).min(work.found.len());
         let tids: Vec<Tid> = work.found.drain(..size).collect();
-        let (rule, catalog, leaf, statements) = (&self.rule, &self.catalog, &work.leaf, &work.statements);
-        let archive = work.archive.as_ref();
-        let mut first = self.tally.batches == 0;
-        let mut outdated = None;
-        let mut done = Done::default();
-        let result = batch::remove(self.scope, &tids, &mut done, |change| {
-            // The tables' locks first and then the rule's, as DDL and registration take them.
-            let is_unchanged = || leaf.is_unchanged_for_changing() && archive.is_none_or(Archive::is_unchanged);
-            outdated = if in_sandbox(rule, || Ok(is_unchanged()))? {
-                match catalog.claim(rule)? {
-                    Claim::Held => None,
-                    Claim::Busy => Some(Step::Busy),
-                    Claim::Changed => Some(Step::Outdated),
-                }
-            } else {
-                Some(Step::Outdated)
-            };
-            if outdated.is_some() {
-                return Ok(None);
-            }
-            in_sandbox(rule, || leaf.check_cascades(rule))?;
-            // Deferred triggers would otherwise fire at commit, with the rights of whoever commits. Those that the caller
-            // has pending fire now, as the caller and under the caller's search path.
-            let callers_path = access::search_path();
-            identity::with_users_path(&callers_path, || spi::execute("SET CONSTRAINTS ALL IMMEDIATE", &[]))?;
-            let path = match leaf.removal_runs_user_code(rule) {
-                true => catalog.with_rights(|| login::search_path(rule.owner))?,
-                false => CString::default(),
-            };
-            let done = in_sandbox(rule, || {
-                let remover = work.remover.get_or_insert_with(|| Remover::new(statements, leaf, rule));
-                let call = |taken: &[Taken]| delivery::call(rule, taken).unwrap_or_else(|error| error.raise());
-                // The table's own lock is held: what is waited for now is behind a cascade or a trigger, and blocks one
-                // row, not the sweep.
-                let _under_way = UnderWay::begin(leaf.relid);
-                let change = || identity::with_settings(&[(c"lock_timeout", c"100ms")], || change(remover, &call));
-                Ok(if path.is_empty() { change() } else { identity::with_users_path(&path, change) })
-            })?;
-            delivery::tell(rule, leaf, &done)?;
-            catalog.check_meaning(rule)?;
-            if done.removed > 0 {
-                catalog.record_batch(rule.id, done.removed, first)?;
-                first = false;
-            }
-            Ok(Some(done))
-        });
+        let mut batch = Batch::new(&self.rule, &self.catalog, self.scope, work, self.tally.batches == 0);
+        let result = batch.remove(&tids);
+        let done = batch.done;
         self.tally.rows += done.removed;
         self.tally.batches += 1;
         self.tally.locked += done.locked;
         self.add_blocked(&done.blocked, done.blocked_by)?;
-        result?;
-        Ok(outdated.unwrap_or(Step::Removed(done.removed)))
+        result
     }
 }
 
@@ -350,7 +302,7 @@ fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf, after: Option<String>, is_a
         if is_aloof && leaf.search_runs_user_code(rule) {
             return Ok(Begun::NeedsHelper);
         }
-        let (archive, delivery) = delivery::open(rule, &leaf)?;
+        let (archive, delivery) = delivery::open(rule, leaf.relid)?;
         let statements = Statements::new(rule, cutoff, &leaf.name).with_delivery(delivery).searching_after(after);
         let scan = Scan::begin(rule, &leaf, statements.clone())?;
         Ok(Begun::Work(Box::new(Work { leaf, archive, scan, statements, remover: None, found: VecDeque::new() })))

@@ -1,10 +1,11 @@
 //! Partitions of which every row has expired: they go as a whole, if nobody has anything to say about their rows.
 
-use super::batch::is_about_rows;
-use super::leaf::Leaf;
-use super::range::Bounds;
-use super::{Step, Sweep, delivery};
+use super::find::leaf::Leaf;
+use super::find::range::Bounds;
+use super::remove::is_about_rows;
+use super::{Step, Sweep};
 use crate::catalog::{Catalog, Claim, Rule};
+use crate::delivery;
 use crate::error::TtlError;
 use crate::guc;
 use crate::pg::names::Regclass;

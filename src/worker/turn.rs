@@ -4,9 +4,8 @@ use crate::catalog::{Catalog, Initiator, Rule};
 use crate::guc;
 use crate::pg::process;
 use crate::pg::transaction::{Failure, Hurry, Scope};
-use crate::sweep::{Step, Sweep, record_failure};
+use crate::sweep::{Advance, Step, Sweep, record_failure};
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::prelude::*;
 use std::time::{Duration, Instant};
 
@@ -82,7 +81,7 @@ pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
     process::report_activity(Some(&format!("sweeping {}", sweep.rule)));
     let started = Instant::now();
     while started.elapsed() < SLICE {
-        match advance(&mut sweep, job.closes_at) {
+        match sweep.advance(i64::MAX, job.closes_at) {
             Ok(Advance::Went) => {
                 process::reload_configuration();
                 if !guc::enabled() {
@@ -107,28 +106,6 @@ pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
         }
     }
     Turn::More(sweep, Duration::ZERO)
-}
-
-/// What became of an attempt to go on with a sweep.
-pub enum Advance {
-    Went,
-    /// It should wait before it tries again.
-    Wait(Duration),
-    Ended(Step),
-}
-
-/// Goes on with a sweep by a batch, if its window is open and nothing holds it.
-pub fn advance(sweep: &mut Sweep, closes_at: Option<TimestampWithTimeZone>) -> Result<Advance, Failure> {
-    if closes_at.is_some_and(|at| i64::from(clock_timestamp()) >= i64::from(at)) {
-        return Ok(Advance::Ended(Step::Outdated));
-    }
-    if let Some(wait) = sweep.hold()? {
-        return Ok(Advance::Wait(wait));
-    }
-    match sweep.step(usize::MAX)? {
-        Step::Removed(_) => Ok(Advance::Went),
-        end => Ok(Advance::Ended(end)),
-    }
 }
 
 /// Ends a sweep, and logs an error that the catalog did not have before.

@@ -4,13 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the ground up. A room uses those on the floors below it.
-const FLOORS: [&[&str]; 10] = [
+const FLOORS: [&[&str]; 11] = [
     &["rule"],
     &["error"],
     &["pg"],
     &["guc"],
     &["catalog"],
-    &["archive", "cascade", "sandbox", "table"],
+    &["cascade", "sandbox", "table"],
+    &["delivery"],
     &["index"],
     &["row", "sweep", "visibility"],
     &["registry", "worker"],

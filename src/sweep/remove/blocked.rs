@@ -3,14 +3,15 @@
 //! All that is remembered is the last of their values. Everything up to it was tried by a sweep that came to its end, so what is left
 //! there is blocked, or came late; both wait until they are due, and cost nothing meanwhile.
 
-use super::scan::{Care, Harvest};
-use super::{Sweep, Work, batch, harvest_size};
+use super::is_about_rows;
 use crate::catalog::{Blocked, Catalog, Initiator, Rule};
 use crate::error::TtlError;
 use crate::pg::plan::{Places, Plan, Tid};
 use crate::pg::relation::tree;
 use crate::pg::transaction::Failure;
 use crate::sandbox::in_sandbox;
+use crate::sweep::find::scan::{Care, Harvest};
+use crate::sweep::{Sweep, Work, harvest_size};
 use pgrx::PgSqlErrorCode;
 
 /// The value that a sweep by a worker begins behind, if it is to leave blocked rows alone. `None` if all are to be tried.
@@ -34,7 +35,7 @@ pub fn value(rule: &Rule, up_to: Option<&str>) -> Option<String> {
 
 impl Sweep {
     /// Looks for the next rows. Where the filter or the expression fails on one, the search is made again in a way that finds it.
-    pub(super) fn harvest(&mut self) -> Result<Option<Harvest>, Failure> {
+    pub(in crate::sweep) fn harvest(&mut self) -> Result<Option<Harvest>, Failure> {
         let care = if self.left.is_some() { Care::Blocks } else { Care::Rows };
         let (rule, wanted, scope) = (&self.rule, harvest_size(&self.rule), self.scope);
         let Some(Work { scan, leaf, .. }) = &mut self.work else { return Ok(None) };
@@ -49,9 +50,7 @@ impl Sweep {
             })
         };
         match search(Care::None) {
-            Err(failure)
-                if batch::is_about_rows(&failure) && failure.code != PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE =>
-            {
+            Err(failure) if is_about_rows(&failure) && failure.code != PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE => {
                 search(care)
             }
             found => found,
@@ -59,7 +58,7 @@ impl Sweep {
     }
 
     /// Counts rows that could not be removed, and takes down the last of their values.
-    pub(super) fn add_blocked(&mut self, tids: &[Tid], failure: Option<Failure>) -> Result<(), Failure> {
+    pub(in crate::sweep) fn add_blocked(&mut self, tids: &[Tid], failure: Option<Failure>) -> Result<(), Failure> {
         self.tally.blocked += tids.len() as i64;
         self.tally.blocked_by = failure.or(self.tally.blocked_by.take());
         let Some(work) = self.work.as_ref().filter(|_| !tids.is_empty()) else { return Ok(()) };
@@ -76,14 +75,14 @@ impl Sweep {
         match last {
             Ok(last) => self.blocked_up_to = last.or(self.blocked_up_to.take()),
             // That of one is the value that cannot be told.
-            Err(failure) if batch::is_about_rows(&failure) => {}
+            Err(failure) if is_about_rows(&failure) => {}
             Err(failure) => return Err(failure),
         }
         Ok(())
     }
 
     /// Takes down where blocked rows are, and when all of them are worth another try. `is_news` says that there is more to write.
-    pub(super) fn remember_blocked(&self, is_news: bool) -> Result<(), TtlError> {
+    pub(in crate::sweep) fn remember_blocked(&self, is_news: bool) -> Result<(), TtlError> {
         let (catalog, rule) = (&self.catalog, &self.rule);
         let up_to =
             self.blocked_up_to.as_ref().map(|value| format!("{} {value}", rule.predicate.expiry.source().type_name()));

@@ -1,8 +1,6 @@
 //! Finding expired rows in a leaf, each once, without locking them.
 
-use super::batch::{ONE_BY_ONE, is_about_rows};
 use super::leaf::Leaf;
-use super::statement::{Statements, Which};
 use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::index::{self, SHORT_HEAP};
@@ -10,6 +8,8 @@ use crate::pg::identity::Setting;
 use crate::pg::plan::{Found, Places, Plan, Tid};
 use crate::pg::transaction::{Failure, subtransaction};
 use crate::pg::{identity, spi};
+use crate::sweep::remove::{ONE_BY_ONE, is_about_rows};
+use crate::sweep::statement::{Statements, Which};
 
 /// Rows that share one value come in one harvest. If there are more of them than this, the scan goes through the heap
 /// instead, where it can stop anywhere.

@@ -1,11 +1,6 @@
 //! What the next sweep of a rule would do, relation by relation.
 
-use super::batch::is_about_rows;
-use super::leaf::Leaf;
-use super::partition::Part;
-use super::scan;
-use super::statement::{Look, Statements};
-use super::{cutoff, leaf};
+use super::statement::Look;
 use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::guc;
@@ -15,6 +10,11 @@ use crate::pg::transaction::subtransaction;
 use crate::pg::{identity, spi};
 use crate::rule::PartitionAction;
 use crate::sandbox::in_sandbox;
+use crate::sweep::find::leaf::{self, Leaf};
+use crate::sweep::find::{cutoff, scan};
+use crate::sweep::partition::Part;
+use crate::sweep::remove::is_about_rows;
+use crate::sweep::statement::Statements;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 
 /// How much of a relation is looked at before an estimate has to do. All relations share what there is.

@@ -1,14 +1,16 @@
-//! Those who have a rule's expired rows, or hear of them: the archive, the function, the channel.
+//! Where expired rows go: to an archive, to a function, to a channel. Checked when a rule is registered, delivered when rows go.
 
-use super::batch::{Done, Taken};
-use super::leaf::Leaf;
-use super::statement::Delivery;
-use crate::archive::Archive;
-use crate::catalog::Rule;
+mod archive;
+
+use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::pg::key::{self, KeyColumn};
 use crate::pg::spi;
+use crate::rule::Options;
 use crate::sandbox::{UnderWay, in_sandbox};
+use crate::table::{Table, table_oid};
+pub use archive::Archive;
+use pgrx::pg_sys::Oid;
 use serde_json::json;
 
 /// What PostgreSQL takes as the payload of a NOTIFY, in bytes.
@@ -19,16 +21,65 @@ const LARGEST_PIECE: usize = 64 << 20;
 /// What is said of a rule on an expression.
 const LONGEST_NAME: usize = 1_000;
 
-/// Opens the archive of a rule for the rows of a leaf, and says what its removals are to return.
-pub fn open(rule: &Rule, leaf: &Leaf) -> Result<(Option<Archive>, Option<Delivery>), TtlError> {
+/// What a removal returns of its rows.
+#[derive(Clone, Default)]
+pub struct Delivery {
+    /// The archive, and the columns that are copied.
+    pub archive: Option<(String, Vec<String>)>,
+    /// Whether the rows themselves are asked for.
+    pub wants_rows: bool,
+    /// The columns of the primary key, if the range of keys is asked for.
+    pub keys: Option<Vec<String>>,
+}
+
+/// Rows that a statement has removed, and their range, as JSON.
+#[derive(Debug, Default)]
+pub struct Taken {
+    pub rows: Option<String>,
+    pub range: Option<String>,
+}
+
+/// Checks the archive and the function that a rule names.
+pub fn check(table: &Table, options: &Options) -> Result<(), TtlError> {
+    if let Some(archive) = &options.archive_to {
+        let archive = Table::describe(table_oid(archive)?).map_err(|error| match error {
+            TtlError::NotATable { name, kind } => TtlError::ArchiveKind { name, kind },
+            TtlError::TemporaryTable => TtlError::ArchiveTemporary,
+            error => error,
+        })?;
+        archive.check_storage()?;
+        Archive::check_apart(archive.relid, table.relid)?;
+        Archive::open(archive.relid, table.relid, table.owner)?;
+    }
+    if let Some(function) = &options.on_expire {
+        let allowed = spi::query(
+            "SELECT has_function_privilege($1, $2::regprocedure, 'EXECUTE')",
+            &[table.owner.into(), format!("{function}(regclass, jsonb)").into()],
+            |row| row.get(1),
+        )?;
+        if allowed != [Some(true)] {
+            return Err(TtlError::FunctionPermission(function.clone()));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses an archive from which rows would come back to the table. `id` is the rule's, if it has one already.
+pub fn check_end(catalog: &Catalog, table: Oid, options: &Options, id: Option<i64>) -> Result<(), TtlError> {
+    let Some(archive) = &options.archive_to else { return Ok(()) };
+    Archive::check_end(catalog, table_oid(archive)?, table, id)
+}
+
+/// Opens the archive of a rule for the rows of a relation, and says what its removals are to return.
+pub fn open(rule: &Rule, relid: Oid) -> Result<(Option<Archive>, Option<Delivery>), TtlError> {
     if !rule.options.delivers() {
         return Ok((None, None));
     }
-    let archive = rule.archive.map(|relid| Archive::open(relid, leaf.relid, rule.owner)).transpose()?;
+    let archive = rule.archive.map(|archive| Archive::open(archive, relid, rule.owner)).transpose()?;
     let delivery = Delivery {
         archive: archive.as_ref().map(|archive| (archive.name.clone(), archive.columns.clone())),
         wants_rows: rule.options.on_expire.is_some(),
-        keys: rule.options.notify_channel.as_ref().map(|_| key::primary(leaf.relid)).transpose()?.map(names),
+        keys: rule.options.notify_channel.as_ref().map(|_| key::primary(relid)).transpose()?.map(names),
     };
     Ok((archive, Some(delivery)))
 }
@@ -66,11 +117,11 @@ pub fn call(rule: &Rule, taken: &[Taken]) -> Result<(), TtlError> {
 }
 
 /// Tells who listens of a batch, when it commits.
-pub fn tell(rule: &Rule, leaf: &Leaf, done: &Done) -> Result<(), TtlError> {
-    if done.removed == 0 {
+pub fn tell(rule: &Rule, relation: &str, removed: i64, taken: &[Taken]) -> Result<(), TtlError> {
+    if removed == 0 {
         return Ok(());
     }
-    let range = match done.taken.as_slice() {
+    let range = match taken {
         [taken] => taken.range.as_deref(),
         _ => None,
     };
@@ -79,7 +130,7 @@ pub fn tell(rule: &Rule, leaf: &Leaf, done: &Done) -> Result<(), TtlError> {
         (None, Some(_)) => "archive",
         (None, None) => "delete",
     };
-    notify(rule, &leaf.name, action, Some(done.removed), range)
+    notify(rule, relation, action, Some(removed), range)
 }
 
 /// Sends a notification, if the rule has a channel for it.

@@ -1,6 +1,5 @@
 //! The physical relations a rule's rows are in. A `ctid` means nothing across them, so each is swept on its own.
 
-use super::partition::{self, Part};
 use super::range;
 use crate::cascade::{self, Change};
 use crate::catalog::Rule;
@@ -9,6 +8,7 @@ use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Lock, Shape};
 use crate::pg::{access, bound, simple, spi, storage};
 use crate::rule::PartitionAction;
+use crate::sweep::partition::{self, Part};
 use pgrx::pg_sys::Oid;
 use std::collections::{HashMap, VecDeque};
 

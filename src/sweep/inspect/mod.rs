@@ -1,0 +1,5 @@
+//! Looking ahead: what a sweep would remove, and how late a rule is.
+
+pub mod lag;
+pub mod preview;
+mod statement;

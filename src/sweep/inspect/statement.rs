@@ -1,0 +1,63 @@
+//! The statements that count what has expired.
+
+use crate::pg::planner::ENGINE_TAG;
+use crate::sweep::statement::Statements;
+
+/// Which rows are looked at to tell how many are to go.
+#[derive(Clone, Copy)]
+pub enum Look {
+    /// At most so many, in the order of an index, which may be partial on the filter.
+    InOrder { most: i64, is_partial: bool },
+    /// All of them, until so many are found.
+    Whole { most: i64 },
+    /// Those in some of the blocks.
+    Sample { percent: f64 },
+}
+
+fn sample(percent: f64) -> String {
+    format!("TABLESAMPLE SYSTEM ({percent}) REPEATABLE (1)")
+}
+
+impl Statements {
+    /// How many it expects to have expired, whatever the filter says of them.
+    pub fn estimate_expired(&self) -> i64 {
+        self.expected(&self.expired[0])
+    }
+
+    /// A look at some rows: how many there were, how many of them are to go, the first value and the bytes of those.
+    pub fn count(&self, look: Look) -> String {
+        let Self { leaf, compared, .. } = self;
+        let (all, judgement) = (self.conditions(), self.judgement(None));
+        let (sample, condition, rest) = match look {
+            // The rest of the conditions is looked at afterwards: a filter that lets nothing go must not have all of the index
+            // read.
+            Look::InOrder { most, is_partial: false } => {
+                let condition = format!("WHERE {} ORDER BY {compared} LIMIT {most}", self.expired[0]);
+                (String::new(), condition, format!("({judgement}) IS TRUE"))
+            }
+            Look::InOrder { most, is_partial: true } => {
+                (String::new(), format!("WHERE {all} ORDER BY {compared} LIMIT {most}"), "true".into())
+            }
+            Look::Whole { most } => (String::new(), format!("WHERE {judgement} LIMIT {most}"), "true".into()),
+            Look::Sample { percent } => (sample(percent), String::new(), format!("({judgement}) IS TRUE")),
+        };
+        format!(
+            "{ENGINE_TAG}SELECT count(*), count(*) FILTER (WHERE goes),
+                          (array_agg(compared::text ORDER BY compared) FILTER (WHERE goes))[1], sum(bytes) FILTER (WHERE goes)
+             FROM (SELECT {compared} AS compared, pg_column_size(leaf.*) AS bytes, {rest} AS goes
+                   FROM ONLY {leaf} AS leaf {sample} {condition}) AS seen"
+        )
+    }
+
+    /// How many rows there are, all or a sample of them, and how many values that cannot be read, if there can be any.
+    pub fn count_all(&self, percent: Option<f64>) -> String {
+        let Self { leaf, compared, value, .. } = self;
+        let sample = percent.map_or_else(String::new, sample);
+        let unreadable = if self.source.compares_value() {
+            "NULL::bigint".into()
+        } else {
+            format!("count(*) FILTER (WHERE {value} IS NOT NULL AND {compared} IS NULL)")
+        };
+        format!("{ENGINE_TAG}SELECT count(*), {unreadable} FROM ONLY {leaf} AS leaf {sample}")
+    }
+}

@@ -1,0 +1,212 @@
+//! Removing rows: batch by batch, each in a transaction of its own. When a batch fails, the rows that are to blame are found.
+
+pub mod blocked;
+mod remover;
+mod statement;
+
+use super::{Step, Work};
+use crate::catalog::{Catalog, Claim, Rule};
+use crate::delivery::{self, Archive, Taken};
+use crate::error::TtlError;
+use crate::pg::plan::Tid;
+use crate::pg::transaction::{Failure, Scope};
+use crate::pg::{access, identity, login, spi};
+use crate::sandbox::{UnderWay, in_sandbox};
+use pgrx::PgSqlErrorCode;
+pub use remover::Remover;
+use std::ffi::CString;
+
+/// A failing batch is halved until parts are this small; their rows are then tried one by one. So a few bad rows cost
+/// a few statements each, and a batch of nothing but bad rows no more than one statement a row.
+pub const ONE_BY_ONE: usize = 64;
+
+/// What became of a batch.
+#[derive(Debug, Default)]
+pub struct Done {
+    pub removed: i64,
+    pub locked: i64,
+    /// Where rows are that could not be removed, and why.
+    pub blocked: Vec<Tid>,
+    pub blocked_by: Option<Failure>,
+    /// What is delivered, for each statement that removed rows.
+    pub taken: Vec<Taken>,
+}
+
+impl Done {
+    fn add(&mut self, other: Self) {
+        self.taken.extend(other.taken);
+        self.removed += other.removed;
+        self.locked += other.locked;
+        self.blocked.extend(other.blocked);
+        self.blocked_by = other.blocked_by.or(self.blocked_by.take());
+    }
+
+    fn blocked(tid: Tid, failure: Failure) -> Self {
+        Self { blocked: vec![tid], blocked_by: Some(failure), ..Self::default() }
+    }
+}
+
+/// How the rows of a part are removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Together,
+    /// Each by itself, and what could be removed is delivered together.
+    OneByOne,
+    /// Each is delivered by itself, too.
+    EachDelivered,
+}
+
+/// A batch that is being removed.
+pub struct Batch<'a> {
+    rule: &'a Rule,
+    catalog: &'a Catalog,
+    scope: Scope,
+    work: &'a mut Work,
+    /// Whether nothing of this sweep has been recorded yet.
+    is_first: bool,
+    /// Whether an attempt has all its locks and is at the rows: what fails then fails on them.
+    is_at_rows: bool,
+    /// What it has done so far, also if it fails in the end.
+    pub done: Done,
+}
+
+impl<'a> Batch<'a> {
+    pub fn new(rule: &'a Rule, catalog: &'a Catalog, scope: Scope, work: &'a mut Work, is_first: bool) -> Self {
+        Self { rule, catalog, scope, work, is_first, is_at_rows: false, done: Done::default() }
+    }
+
+    /// Removes what is at these places, in as many attempts as it takes.
+    pub fn remove(&mut self, tids: &[Tid]) -> Result<Step, Failure> {
+        let mut parts = vec![tids];
+        while let Some(part) = parts.pop() {
+            let mut result = self.attempt(part, Way::Together);
+            if let Some(failure) = self.fault_of_rows(&result) {
+                match part {
+                    [tid] => result = Ok(Ok(Done::blocked(*tid, failure))),
+                    part if part.len() > ONE_BY_ONE => {
+                        let (first, second) = part.split_at(part.len() / 2);
+                        parts.extend([second, first]);
+                        continue;
+                    }
+                    part => {
+                        result = self.attempt(part, Way::OneByOne);
+                        if self.fault_of_rows(&result).is_some() {
+                            result = self.attempt(part, Way::EachDelivered);
+                        }
+                    }
+                }
+            }
+            match result? {
+                Ok(done) => self.done.add(done),
+                Err(end) => return Ok(end),
+            }
+        }
+        Ok(Step::Removed(self.done.removed))
+    }
+
+    /// The failure of an attempt, if fewer rows might not fail.
+    fn fault_of_rows<T>(&self, result: &Result<T, Failure>) -> Option<Failure> {
+        result.as_ref().err().filter(|failure| self.is_at_rows && is_about_rows(failure)).cloned()
+    }
+
+    /// Removes rows in one transaction. An inner error is a step that ends the sweep instead.
+    fn attempt(&mut self, tids: &[Tid], way: Way) -> Result<Result<Done, Step>, Failure> {
+        self.is_at_rows = false;
+        self.scope.attempt(|| match self.obstacle()? {
+            Some(end) => Ok(Err(end)),
+            None => self.change(tids, way).map(Ok),
+        })
+    }
+
+    /// Takes the locks. The tables' come first and then the rule's, as DDL and registration take them.
+    fn obstacle(&self) -> Result<Option<Step>, TtlError> {
+        let Work { leaf, archive, .. } = &*self.work;
+        let is_unchanged =
+            || Ok(leaf.is_unchanged_for_changing() && archive.as_ref().is_none_or(Archive::is_unchanged));
+        if !in_sandbox(self.rule, is_unchanged)? {
+            return Ok(Some(Step::Outdated));
+        }
+        Ok(match self.catalog.claim(self.rule)? {
+            Claim::Held => None,
+            Claim::Busy => Some(Step::Busy),
+            Claim::Changed => Some(Step::Outdated),
+        })
+    }
+
+    fn change(&mut self, tids: &[Tid], way: Way) -> Result<Done, TtlError> {
+        let Self { rule, catalog, work: Work { leaf, statements, remover, .. }, is_at_rows, is_first, .. } = self;
+        let rule = *rule;
+        in_sandbox(rule, || leaf.check_cascades(rule))?;
+        // Deferred triggers would otherwise fire at commit, with the rights of whoever commits. Those that the caller
+        // has pending fire now, as the caller and under the caller's search path.
+        let callers_path = access::search_path();
+        identity::with_users_path(&callers_path, || spi::execute("SET CONSTRAINTS ALL IMMEDIATE", &[]))?;
+        let path = match leaf.removal_runs_user_code(rule) {
+            true => catalog.with_rights(|| login::search_path(rule.owner))?,
+            false => CString::default(),
+        };
+        let done = in_sandbox(rule, || {
+            let remover = remover.get_or_insert_with(|| Remover::new(statements, leaf, rule));
+            let _under_way = UnderWay::begin(leaf.relid);
+            let remove = || {
+                *is_at_rows = true;
+                let done = remove_in(way, remover, rule, tids)?;
+                *is_at_rows = false;
+                Ok(done)
+            };
+            // The table's own lock is held: what is waited for now is behind a cascade or a trigger, and blocks one row, not
+            // the sweep.
+            let remove = || identity::with_settings(&[(c"lock_timeout", c"100ms")], remove);
+            if path.is_empty() { remove() } else { identity::with_users_path(&path, remove) }
+        })?;
+        delivery::tell(rule, &leaf.name, done.removed, &done.taken)?;
+        catalog.check_meaning(rule)?;
+        if done.removed > 0 {
+            catalog.record_batch(rule.id, done.removed, *is_first)?;
+            *is_first = false;
+        }
+        Ok(done)
+    }
+}
+
+fn remove_in(way: Way, remover: &Remover, rule: &Rule, tids: &[Tid]) -> Result<Done, TtlError> {
+    let deliver = |done: &Done| delivery::call(rule, &done.taken);
+    if way == Way::EachDelivered {
+        return Ok(remover.remove_one_by_one(tids, deliver));
+    }
+    let done = match way {
+        Way::Together => remover.remove_together(tids),
+        _ => remover.remove_one_by_one(tids, |_| Ok(())),
+    };
+    deliver(&done).map(|()| done)
+}
+
+/// Whether leaving out some rows can help. It cannot when somebody cancelled, when resources are short, or when the code
+/// that runs for every row is broken, ours included.
+pub fn is_about_rows(failure: &Failure) -> bool {
+    !failure.is_cancel
+        && !failure.is_bug
+        && !matches!(
+            failure.code,
+            PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE
+                | PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN
+                | PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION
+                | PgSqlErrorCode::ERRCODE_READ_ONLY_SQL_TRANSACTION
+                | PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY
+                | PgSqlErrorCode::ERRCODE_DISK_FULL
+                | PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE
+                | PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bug_of_ours_is_no_fault_of_a_row() {
+        let failure = Failure::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, "user code can raise this, too");
+        assert!(is_about_rows(&failure));
+        assert!(!is_about_rows(&Failure { is_bug: true, ..failure }));
+    }
+}

@@ -1,0 +1,62 @@
+//! The statements that lock and remove rows.
+
+use crate::pg::planner::ENGINE_TAG;
+use crate::sweep::statement::{Statements, Which};
+use pgrx::spi::{quote_identifier, quote_literal};
+
+impl Statements {
+    /// The last of the values at some places and of one that is known, of those that have expired, as text.
+    pub fn last_value(&self, known: Option<&str>) -> String {
+        let Self { leaf, compared, expired, .. } = self;
+        let known = known.map_or_else(String::new, |known| format!(" UNION ALL SELECT {}", self.literal(known)));
+        format!(
+            "{ENGINE_TAG}SELECT value::text FROM (
+                 SELECT {compared} FROM ONLY {leaf} WHERE {} AND ({}) IS TRUE{known}) AS places (value)
+             ORDER BY value DESC LIMIT 1",
+            Which::Listed.condition(),
+            expired[0]
+        )
+    }
+
+    /// Removes what is at places whose rows are locked already, if it has expired still. Where rows are delivered, it is one query that also moves them into the archive; its one
+    /// row has the number of rows removed and archived, the rows, and their range.
+    pub fn remove(&self) -> String {
+        let removal = format!("{} WHERE {} AND {}", self.action, Which::Listed.condition(), self.has_expired());
+        let Some(delivery) = &self.delivery else { return format!("{ENGINE_TAG}{removal}") };
+        let archived = delivery.archive.as_ref().map_or_else(String::new, |(archive, columns)| {
+            let columns = columns.join(", ");
+            format!(
+                ", archived AS (INSERT INTO {archive} ({columns}) OVERRIDING SYSTEM VALUE
+                               SELECT {columns} FROM gone RETURNING 1)"
+            )
+        });
+        let count = if archived.is_empty() { "NULL::bigint" } else { "(SELECT count(*) FROM archived)" };
+        let rows = if delivery.wants_rows { "jsonb_agg(to_jsonb(gone.*))" } else { "NULL::jsonb" };
+        let range = delivery.keys.as_ref().map_or_else(|| "NULL::jsonb".into(), |keys| self.range(keys));
+        format!(
+            "{ENGINE_TAG}WITH gone AS ({removal} RETURNING *){archived} SELECT count(*), {count}, {rows}, {range} FROM gone"
+        )
+    }
+
+    /// The first and the last of some rows, by value and by key.
+    fn range(&self, keys: &[String]) -> String {
+        let ends = |[first, last]: [&str; 2], value: &str, order: &str| {
+            let sorted = format!("array_agg({value} ORDER BY {order})");
+            format!("'{first}', ({sorted})[1], '{last}', ({sorted})[count(*)]")
+        };
+        let values = ends(["oldest", "newest"], &self.compared, &self.compared);
+        if keys.is_empty() {
+            return format!("jsonb_build_object({values})");
+        }
+        let pairs: Vec<_> =
+            keys.iter().map(|key| format!("{}, {}", quote_literal(key), quote_identifier(key))).collect();
+        let order: Vec<_> = keys.iter().map(quote_identifier).collect();
+        let key = format!("jsonb_build_object({})", pairs.join(", "));
+        format!("jsonb_build_object({values}, {})", ends(["first_key", "last_key"], &key, &order.join(", ")))
+    }
+
+    /// Locks those that nobody else has locked.
+    pub fn lock(&self) -> String {
+        format!("{} FOR UPDATE SKIP LOCKED", self.look(Which::Listed))
+    }
+}
