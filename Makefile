@@ -34,7 +34,7 @@ help:
 	@echo 'make bench  what it all costs, beside what one would write by hand'
 	@echo 'make regress  the regression tests of PostgreSQL itself, with the library and without'
 	@echo 'make pg_upgrade FROM=15 PG=16  pg_upgrade between majors, with rules'
-	@echo 'PG=14..18   choose the PostgreSQL version (default: the distribution)'
+	@echo 'PG=15..18   choose the PostgreSQL version (default: the distribution)'
 
 rust:
 	@$(STEP) 'find Rust' .ci/rust

@@ -4,7 +4,7 @@ use crate::catalog::Catalog;
 use crate::error::TtlError;
 use crate::pg::relation::{self, Lock, Shape, tree};
 use crate::pg::{access, spi, storage};
-use pgrx::pg_sys::Oid;
+use pgrx::pg_sys::{self, Oid};
 use pgrx::spi::quote_identifier;
 
 /// An archive, for the rows of one relation.
@@ -120,7 +120,7 @@ impl Column {
     fn fits(&self, archive: &str) -> Result<bool, TtlError> {
         match (self.source, self.archive) {
             (Some(_), None) => Err(TtlError::ArchiveMissing { archive: archive.into(), column: self.name.clone() }),
-            (Some(from), Some(to)) if !self.is_generated && !access::keeps_value(from, to) => {
+            (Some(from), Some(to)) if !self.is_generated && !keeps_value(from, to) => {
                 Err(TtlError::ArchiveType { archive: archive.into(), column: self.name.clone() })
             }
             (None, _) if !self.is_filled => {
@@ -129,4 +129,25 @@ impl Column {
             (from, _) => Ok(from.is_some() && !self.is_generated),
         }
     }
+}
+
+/// Conversions that lose nothing, beside those that change nothing.
+const WIDENING: [(Oid, &[Oid]); 5] = [
+    (pg_sys::INT2OID, &[pg_sys::INT4OID, pg_sys::INT8OID, pg_sys::NUMERICOID]),
+    (pg_sys::INT4OID, &[pg_sys::INT8OID, pg_sys::NUMERICOID, pg_sys::FLOAT8OID]),
+    (pg_sys::INT8OID, &[pg_sys::NUMERICOID]),
+    (pg_sys::FLOAT4OID, &[pg_sys::FLOAT8OID]),
+    (pg_sys::DATEOID, &[pg_sys::TIMESTAMPOID]),
+];
+
+/// Whether every value of one type, with its modifier, can be kept in another as it is.
+fn keeps_value((from, from_modifier): (Oid, i32), (to, to_modifier): (Oid, i32)) -> bool {
+    let (from, from_modifier) = access::base_type_and_modifier(from, from_modifier);
+    let (to, to_modifier) = access::base_type_and_modifier(to, to_modifier);
+    let is_wider = WIDENING.iter().any(|(narrow, wide)| *narrow == from && wide.contains(&to));
+    let is_text = |type_oid| [pg_sys::TEXTOID, pg_sys::VARCHAROID].contains(&type_oid);
+    let is_same = from == to || (is_text(from) && is_text(to));
+    let is_longer = from == pg_sys::VARCHAROID && to == from && from_modifier > 0 && to_modifier > from_modifier;
+    let keeps_length = to_modifier < 0 || is_longer || (from, from_modifier) == (to, to_modifier);
+    (is_same || is_wider) && keeps_length
 }

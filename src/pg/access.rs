@@ -1,5 +1,6 @@
 //! Locks, and the state of the session that a call finds.
 
+use super::compat;
 use pgrx::pg_sys;
 use std::ffi::{CStr, CString};
 
@@ -60,9 +61,6 @@ pub fn search_path() -> CString {
 pub fn reserve_setting_prefix(prefix: &CStr) {
     // SAFETY: called once, while the library is loaded.
     unsafe {
-        #[cfg(feature = "pg14")]
-        pg_sys::EmitWarningsOnPlaceholders(prefix.as_ptr());
-        #[cfg(not(feature = "pg14"))]
         pg_sys::MarkGUCPrefixReserved(prefix.as_ptr());
     }
 }
@@ -152,12 +150,7 @@ pub fn may_create_in(schema: &str, role: pg_sys::Oid) -> bool {
     // SAFETY: looks into the catalog caches.
     unsafe {
         let namespace = pg_sys::get_namespace_oid(schema.as_ptr(), true);
-        let mode = pg_sys::ACL_CREATE as pg_sys::AclMode;
-        #[cfg(any(feature = "pg14", feature = "pg15"))]
-        let acl = pg_sys::pg_namespace_aclcheck(namespace, role, mode);
-        #[cfg(not(any(feature = "pg14", feature = "pg15")))]
-        let acl = pg_sys::object_aclcheck(pg_sys::NamespaceRelationId, namespace, role, mode);
-        acl == pg_sys::AclResult::ACLCHECK_OK
+        compat::may_create_in(namespace, role)
     }
 }
 
@@ -208,29 +201,10 @@ pub fn base_type(type_oid: pg_sys::Oid) -> pg_sys::Oid {
     unsafe { pg_sys::getBaseType(type_oid) }
 }
 
-/// Conversions that lose nothing, beside those that change nothing.
-const WIDENING: [(pg_sys::Oid, &[pg_sys::Oid]); 5] = [
-    (pg_sys::INT2OID, &[pg_sys::INT4OID, pg_sys::INT8OID, pg_sys::NUMERICOID]),
-    (pg_sys::INT4OID, &[pg_sys::INT8OID, pg_sys::NUMERICOID, pg_sys::FLOAT8OID]),
-    (pg_sys::INT8OID, &[pg_sys::NUMERICOID]),
-    (pg_sys::FLOAT4OID, &[pg_sys::FLOAT8OID]),
-    (pg_sys::DATEOID, &[pg_sys::TIMESTAMPOID]),
-];
-
-/// Whether every value of one type, with its modifier, can be kept in another as it is.
-pub fn keeps_value((from, from_modifier): (pg_sys::Oid, i32), (to, to_modifier): (pg_sys::Oid, i32)) -> bool {
-    let below_domains = |type_oid, mut modifier| {
-        // SAFETY: looks into the type cache.
-        (unsafe { pg_sys::getBaseTypeAndTypmod(type_oid, &mut modifier) }, modifier)
-    };
-    let (from, from_modifier) = below_domains(from, from_modifier);
-    let (to, to_modifier) = below_domains(to, to_modifier);
-    let is_wider = WIDENING.iter().any(|(narrow, wide)| *narrow == from && wide.contains(&to));
-    let is_text = |type_oid| [pg_sys::TEXTOID, pg_sys::VARCHAROID].contains(&type_oid);
-    let is_same = from == to || (is_text(from) && is_text(to));
-    let is_longer = from == pg_sys::VARCHAROID && to == from && from_modifier > 0 && to_modifier > from_modifier;
-    let keeps_length = to_modifier < 0 || is_longer || (from, from_modifier) == (to, to_modifier);
-    (is_same || is_wider) && keeps_length
+/// The type under all domains, with the modifier that holds for it.
+pub fn base_type_and_modifier(type_oid: pg_sys::Oid, mut modifier: i32) -> (pg_sys::Oid, i32) {
+    // SAFETY: looks into the type cache; an OID that is no type is an ordinary error.
+    (unsafe { pg_sys::getBaseTypeAndTypmod(type_oid, &mut modifier) }, modifier)
 }
 
 /// Takes an advisory lock until the transaction ends, if it is free. It is of a kind that users cannot take.

@@ -1,5 +1,8 @@
 //! What goes on while statements run: plans that must not be used twice, and rows that `ON CONFLICT DO NOTHING` leaves alone.
 
+use super::compat::{
+    self, executor_run_hook, local_transaction, standard_ExecutorFinish, standard_ExecutorRun, standard_ExecutorStart,
+};
 use super::expression::elements;
 use super::identity;
 use super::pending::PendingRow;
@@ -151,18 +154,7 @@ pub fn statement() -> (i64, u32, pg_sys::CommandId) {
     // SAFETY: reads the state of the transaction.
     unsafe {
         let command = pg_sys::GetCurrentCommandId(false);
-        (pg_sys::GetCurrentStatementStartTimestamp(), transaction(), command)
-    }
-}
-
-/// The number of the transaction in this process. Its instant does not tell: a message of a client can have several.
-fn transaction() -> u32 {
-    // SAFETY: a process has an entry from its start to its end.
-    unsafe {
-        #[cfg(not(any(feature = "pg17", feature = "pg18")))]
-        return (*pg_sys::MyProc).lxid;
-        #[cfg(any(feature = "pg17", feature = "pg18"))]
-        return (*pg_sys::MyProc).vxid.lxid;
+        (pg_sys::GetCurrentStatementStartTimestamp(), local_transaction(), command)
     }
 }
 
@@ -177,29 +169,7 @@ fn with_present<T>(ask: impl FnOnce(&mut Running) -> T) -> Option<T> {
 
 fn place() -> (u32, pg_sys::SubTransactionId) {
     // SAFETY: reads the state of the transaction.
-    (transaction(), unsafe { pg_sys::GetCurrentSubTransactionId() })
-}
-
-unsafe extern "C-unwind" {
-    /// PostgreSQL's own, called as they are: see `planner`.
-    fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: i32);
-    fn standard_ExecutorFinish(query: *mut pg_sys::QueryDesc);
-    /// Calls a function for every part of a plan that is running.
-    #[cfg_attr(not(any(feature = "pg14", feature = "pg15")), link_name = "planstate_tree_walker_impl")]
-    fn planstate_tree_walker(
-        state: *mut pg_sys::PlanState,
-        walker: unsafe extern "C-unwind" fn(*mut pg_sys::PlanState, *mut c_void) -> bool,
-        context: *mut c_void,
-    ) -> bool;
-    #[cfg(not(feature = "pg18"))]
-    fn standard_ExecutorRun(
-        query: *mut pg_sys::QueryDesc,
-        direction: pg_sys::ScanDirection::Type,
-        count: u64,
-        once: bool,
-    );
-    #[cfg(feature = "pg18")]
-    fn standard_ExecutorRun(query: *mut pg_sys::QueryDesc, direction: pg_sys::ScanDirection::Type, count: u64);
+    (local_transaction(), unsafe { pg_sys::GetCurrentSubTransactionId() })
 }
 
 unsafe extern "C-unwind" fn start(query: *mut pg_sys::QueryDesc, flags: i32) {
@@ -219,32 +189,14 @@ unsafe extern "C-unwind" fn forget_plans() {
     unsafe { pg_sys::ResetPlanCache() };
 }
 
-#[cfg(not(feature = "pg18"))]
-unsafe extern "C-unwind" fn run(
-    query: *mut pg_sys::QueryDesc,
-    direction: pg_sys::ScanDirection::Type,
-    count: u64,
-    once: bool,
-) {
-    // SAFETY: called by PostgreSQL with a query that was started. No value here has a destructor.
-    unsafe {
-        let (depth, path) = (begin(query), enter());
-        HOOKS.get().and_then(|hooks| hooks.run).unwrap_or(standard_ExecutorRun)(query, direction, count, once);
+executor_run_hook!(
+    HOOKS.get().and_then(|hooks| hooks.run).unwrap_or(standard_ExecutorRun),
+    |query| (begin(query), enter()),
+    |(depth, path)| {
         leave(path);
         end(depth);
     }
-}
-
-#[cfg(feature = "pg18")]
-unsafe extern "C-unwind" fn run(query: *mut pg_sys::QueryDesc, direction: pg_sys::ScanDirection::Type, count: u64) {
-    // SAFETY: called by PostgreSQL with a query that was started. No value here has a destructor.
-    unsafe {
-        let (depth, path) = (begin(query), enter());
-        HOOKS.get().and_then(|hooks| hooks.run).unwrap_or(standard_ExecutorRun)(query, direction, count);
-        leave(path);
-        end(depth);
-    }
-}
+);
 
 #[pg_guard]
 pub(super) unsafe extern "C-unwind" fn enter() -> i32 {
@@ -350,14 +302,6 @@ unsafe extern "C-unwind" fn forget_counts(query: *mut pg_sys::QueryDesc) {
     }
 }
 
-fn forget_pages(scan: &mut pg_sys::BitmapHeapScanState) {
-    #[cfg(not(feature = "pg18"))]
-    let pages = (&mut scan.exact_pages, &mut scan.lossy_pages);
-    #[cfg(feature = "pg18")]
-    let pages = (&mut scan.stats.exact_pages, &mut scan.stats.lossy_pages);
-    (*pages.0, *pages.1) = (0, 0);
-}
-
 #[pg_guard]
 unsafe extern "C-unwind" fn forget_count(state: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
     // SAFETY: null or a part of a plan that is running.
@@ -380,8 +324,8 @@ unsafe extern "C-unwind" fn forget_count(state: *mut pg_sys::PlanState, context:
             }
         }
         if (*state).type_ == pg_sys::NodeTag::T_BitmapHeapScanState {
-            forget_pages(&mut *state.cast());
+            compat::forget_pages(&mut *state.cast());
         }
-        pg_sys::ffi::pg_guard_ffi_boundary(|| planstate_tree_walker(state, forget_count, context))
+        pg_sys::ffi::pg_guard_ffi_boundary(|| compat::planstate_tree_walker(state, forget_count, context))
     }
 }

@@ -1,5 +1,6 @@
 //! Where the conditions of hidden tables are put into a query, so that nothing in it can tell of a hidden row.
 
+use super::compat;
 use super::expression::elements;
 use super::leakproof::{computes_from_parameters, is_observable, parameter_computations};
 use super::planner::Condition;
@@ -124,9 +125,8 @@ unsafe fn guard(node: *mut pg_sys::Node, query: *mut pg_sys::Query, conditions: 
                 // The target of a MERGE is joined later, by its ON condition.
                 if (*query).commandType == pg_sys::CmdType::CMD_MERGE && node == (*query).jointree.cast() {
                     below.push(Below { index: (*query).resultRelation, nulled_by: Vec::new() });
-                    #[cfg(any(feature = "pg17", feature = "pg18"))]
-                    {
-                        (*query).mergeJoinCondition = guarded((*query).mergeJoinCondition, &below, query, conditions);
+                    if let Some(condition) = compat::merge_condition(&mut *query) {
+                        *condition = guarded(*condition, &below, query, conditions);
                     }
                 }
                 from.quals = guarded(from.quals, &below, query, conditions);
@@ -222,23 +222,8 @@ unsafe fn is_hidden(condition: &Condition, relation: &Below) -> *mut pg_sys::Nod
         (*exists).nulltesttype = pg_sys::NullTestType::IS_NOT_NULL;
         (*exists).location = -1;
         let both = pg_sys::lappend(pg_sys::lappend(ptr::null_mut(), exists.cast()), test.cast());
-        nulled(pg_sys::makeBoolExpr(pg_sys::BoolExprType::AND_EXPR, both, -1).cast(), relation)
-    }
-}
-
-/// From PostgreSQL 16 on, columns say which outer joins may have put NULLs into their places.
-///
-/// # Safety
-/// `node` is a condition on the relation, and may be changed.
-unsafe fn nulled(node: *mut pg_sys::Node, _relation: &Below) -> *mut pg_sys::Node {
-    #[cfg(any(feature = "pg14", feature = "pg15"))]
-    return node;
-    #[cfg(not(any(feature = "pg14", feature = "pg15")))]
-    // SAFETY: as promised by the caller; sets of range table indexes.
-    unsafe {
-        let joins =
-            _relation.nulled_by.iter().fold(ptr::null_mut(), |joins, join| pg_sys::bms_add_member(joins, *join));
-        pg_sys::add_nulling_relids(node, pg_sys::bms_make_singleton(_relation.index), joins)
+        let both = pg_sys::makeBoolExpr(pg_sys::BoolExprType::AND_EXPR, both, -1);
+        compat::nulled_by(both.cast(), relation.index, &relation.nulled_by)
     }
 }
 

@@ -4,6 +4,7 @@ pub mod access;
 pub mod bound;
 pub mod chain;
 pub mod citus;
+mod compat;
 pub mod entry;
 pub mod estimate;
 pub mod event;

@@ -1,8 +1,9 @@
 //! Whether anything in a table has expired, told from the first entry of an index in the order of expiry.
 
+use super::compat;
 use super::planner::Condition;
 use super::trigger::Change;
-use super::unique_conflict::{begin_scan, dirty_snapshot, is_true};
+use super::unique_conflict::{dirty_snapshot, is_true};
 use pgrx::pg_sys::{self, Oid};
 use std::ptr;
 
@@ -48,7 +49,7 @@ impl Order {
             }
             let (relation, forward) = (change.relation(), pg_sys::ScanDirection::ForwardScanDirection);
             let mut snapshot = dirty_snapshot();
-            let scan = begin_scan(relation, index, &raw mut snapshot, 0);
+            let scan = compat::index_beginscan(relation, index, &raw mut snapshot, 0);
             pg_sys::index_rescan(scan, ptr::null_mut(), 0, ptr::null_mut(), 0);
             let slot = pg_sys::table_slot_create(relation, ptr::null_mut());
             // An index without entries is clear; so is one whose first row is not due.

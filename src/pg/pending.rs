@@ -1,9 +1,10 @@
 //! Rows that `ON CONFLICT DO NOTHING` was to write, kept until it has run: to see then whether one came to be in their way that
 //! nobody could see when they were looked at.
 
+use super::compat;
 use super::expression::Relation;
 use super::trigger::Change;
-use super::unique_conflict::{self, Constraint, Existing, begin_scan};
+use super::unique_conflict::{self, Constraint, Existing};
 use pgrx::pg_sys::{self, Oid};
 use std::ptr;
 
@@ -64,7 +65,7 @@ impl PendingRow {
                 let find = |snapshot, is_it: &dyn Fn(&Existing) -> bool| {
                     let (mut keys, forward) =
                         (constraint.scan_keys(&values), pg_sys::ScanDirection::ForwardScanDirection);
-                    let scan = begin_scan(relation.0, index, snapshot, keys.len() as i32);
+                    let scan = compat::index_beginscan(relation.0, index, snapshot, keys.len() as i32);
                     pg_sys::index_rescan(scan, keys.as_mut_ptr(), keys.len() as i32, ptr::null_mut(), 0);
                     let slot = pg_sys::table_slot_create(relation.0, ptr::null_mut());
                     let mut is_found = false;

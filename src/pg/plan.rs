@@ -1,5 +1,6 @@
 //! Statements planned once, under settings that then need not be in force while they run.
 
+use super::compat;
 use super::{identity, planner};
 use crate::error::TtlError;
 use pgrx::datum::DatumWithOid;
@@ -310,11 +311,6 @@ struct Collector {
     last: Option<Value>,
 }
 
-unsafe extern "C-unwind" {
-    /// The bytes of a value, its header included.
-    fn datumGetSize(value: pg_sys::Datum, by_value: bool, length: i32) -> usize;
-}
-
 /// A value that outlives the row it came from.
 struct Value {
     type_oid: pg_sys::Oid,
@@ -340,7 +336,8 @@ impl Value {
         if !self.by_value {
             // SAFETY: as promised by the caller; the buffer has room for as many bytes as the value has.
             unsafe {
-                let size = pg_sys::ffi::pg_guard_ffi_boundary(|| datumGetSize(datum, false, self.length.into()));
+                let size =
+                    pg_sys::ffi::pg_guard_ffi_boundary(|| compat::datumGetSize(datum, false, self.length.into()));
                 self.bytes.resize(size.div_ceil(size_of::<u64>()), 0);
                 std::ptr::copy_nonoverlapping(datum.cast_mut_ptr::<u8>(), self.bytes.as_mut_ptr().cast(), size);
             }

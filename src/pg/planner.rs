@@ -1,6 +1,7 @@
 //! Adds conditions to the tables of a query before it is planned, as row-level security does.
 
 use super::citus;
+use super::compat;
 use super::expression::{Relation, analyze, elements};
 use super::guard::{add, fence};
 use super::harmless::{Whose, is_harmless};
@@ -38,9 +39,13 @@ pub type Decide = fn(Oid) -> Option<Decision>;
 /// Whether there is anything to decide in this database at all.
 pub type IsConcerned = fn() -> bool;
 
+/// Whether a query sees every row.
+pub type IsExempt = fn(&Occasion<'_>) -> bool;
+
 struct Hooks {
     decide: Decide,
     is_concerned: IsConcerned,
+    is_exempt: IsExempt,
     planner: pg_sys::planner_hook_type,
     needs_fmgr: pg_sys::needs_fmgr_hook_type,
 }
@@ -112,10 +117,11 @@ impl Drop for Condition {
 }
 
 /// Has every query of this process ask `decide` about its tables.
-pub fn install(decide: Decide, is_concerned: IsConcerned) {
+pub fn install(decide: Decide, is_concerned: IsConcerned, is_exempt: IsExempt) {
     // SAFETY: while the library is loaded, nothing is planned; whoever was there before is called in turn.
     unsafe {
-        let hooks = Hooks { decide, is_concerned, planner: pg_sys::planner_hook, needs_fmgr: pg_sys::needs_fmgr_hook };
+        let (planner_before, needs_fmgr) = (pg_sys::planner_hook, pg_sys::needs_fmgr_hook);
+        let hooks = Hooks { decide, is_concerned, is_exempt, planner: planner_before, needs_fmgr };
         if HOOKS.set(hooks).is_ok() {
             pg_sys::planner_hook = Some(planner);
             pg_sys::needs_fmgr_hook = Some(must_not_be_inlined);
@@ -154,17 +160,6 @@ unsafe extern "C-unwind" fn forget_plans(_value: bool, _extra: *mut c_void) {
     unsafe { pg_sys::ResetPlanCache() };
 }
 
-unsafe extern "C-unwind" {
-    /// PostgreSQL's own planner, called as it is: on its way through Rust an error would lose its context and position. So
-    /// it passes over the frame of our hook, which has nothing to clean up.
-    fn standard_planner(
-        query: *mut pg_sys::Query,
-        text: *const c_char,
-        options: c_int,
-        parameters: pg_sys::ParamListInfo,
-    ) -> *mut pg_sys::PlannedStmt;
-}
-
 unsafe extern "C-unwind" fn planner(
     query: *mut pg_sys::Query,
     text: *const c_char,
@@ -176,7 +171,7 @@ unsafe extern "C-unwind" fn planner(
         let depends_on_role = prepare(query, text);
         let plan = match HOOKS.get().and_then(|hooks| hooks.planner) {
             Some(next) => next(query, text, options, parameters),
-            None => standard_planner(query, text, options, parameters),
+            None => compat::standard_planner(query, text, options, parameters),
         };
         if depends_on_role {
             (*plan).dependsOnRole = true;
@@ -195,7 +190,7 @@ unsafe extern "C-unwind" fn prepare(query: *mut pg_sys::Query, text: *const c_ch
     unsafe {
         if IS_ASKING.get() {
             reference::learn();
-        } else if asking(hooks.is_concerned) && !is_exempt(query, text) {
+        } else if asking(hooks.is_concerned) && !(hooks.is_exempt)(&Occasion::new(query, text)) {
             walk.is_left_to_citus = asking(|| citus::is_concerned(query));
             walk.query(query);
         }
@@ -237,21 +232,42 @@ pub fn planning<T>(sql: &str, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Foreign keys are about physical rows, and so is the engine. What a walsender reads is for a replica.
-///
-/// # Safety
-/// `query` is valid, and `text` is null or a C string.
-unsafe fn is_exempt(query: *mut pg_sys::Query, text: *const c_char) -> bool {
-    // SAFETY: reads the state of the process.
-    unsafe {
-        let text = if text.is_null() { c"" } else { CStr::from_ptr(text) }.to_bytes();
-        let begins_with = |beginning: &str| text.starts_with(beginning.as_bytes());
-        (IS_ENGINE.take() && begins_with(ENGINE_TAG))
-            || pg_sys::am_walsender
-            || reference::is_foreign_key(query)
-            || (begins_with("SELECT fk.")
-                && super::utility::is_altering_a_table()
-                && asking(|| reference::is_initial_check(query)))
+/// A query that is about to be planned.
+pub struct Occasion<'a> {
+    query: *mut pg_sys::Query,
+    text: &'a CStr,
+    /// Whether the engine has said that this is a query of its own.
+    pub is_of_engine: bool,
+}
+
+impl Occasion<'_> {
+    /// # Safety
+    /// `query` is valid, and `text` is null or a C string.
+    unsafe fn new(query: *mut pg_sys::Query, text: *const c_char) -> Self {
+        // SAFETY: as promised by the caller.
+        let text = if text.is_null() { c"" } else { unsafe { CStr::from_ptr(text) } };
+        Self { query, text, is_of_engine: IS_ENGINE.take() && text.to_bytes().starts_with(ENGINE_TAG.as_bytes()) }
+    }
+
+    fn begins_with(&self, beginning: &str) -> bool {
+        self.text.to_bytes().starts_with(beginning.as_bytes())
+    }
+
+    /// Whether what it reads is sent to a replica.
+    pub fn is_of_walsender(&self) -> bool {
+        // SAFETY: set when the process starts.
+        unsafe { pg_sys::am_walsender }
+    }
+
+    /// Whether it is a query by which PostgreSQL itself checks a foreign key.
+    pub fn is_foreign_key_check(&self) -> bool {
+        // SAFETY: the query is valid while it is planned.
+        unsafe {
+            reference::is_foreign_key(self.query)
+                || (self.begins_with("SELECT fk.")
+                    && super::utility::is_altering_a_table()
+                    && asking(|| reference::is_initial_check(self.query)))
+        }
     }
 }
 

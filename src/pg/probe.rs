@@ -1,5 +1,6 @@
 //! The first key of an index that a visible row has, read from the index itself: nothing of users runs.
 
+use super::compat;
 use super::index::is_usable_at_once;
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::{FromDatum, IntoDatum};
@@ -94,15 +95,7 @@ unsafe fn read(
             pg_sys::ScanDirection::ForwardScanDirection
         };
         let mut key = beginning(index, key_type)?;
-        let scan = pg_sys::index_beginscan(
-            heap,
-            index,
-            pg_sys::GetActiveSnapshot(),
-            #[cfg(feature = "pg18")]
-            ptr::null_mut(),
-            1,
-            0,
-        );
+        let scan = compat::index_beginscan(heap, index, pg_sys::GetActiveSnapshot(), 1);
         (*scan).xs_want_itup = true;
         pg_sys::index_rescan(scan, &raw mut key, 1, ptr::null_mut(), 0);
         let slot = pg_sys::table_slot_create(heap, ptr::null_mut());

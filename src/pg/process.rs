@@ -1,8 +1,9 @@
 //! The process we are: waiting, interrupts, what others see of us.
 
+use super::compat;
 use pgrx::bgworkers::{BackgroundWorker, SignalWakeFlags};
 use pgrx::pg_sys;
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 use std::time::Duration;
 
@@ -12,33 +13,17 @@ pub fn rest(duration: Duration) {
     let millis = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
     // SAFETY: MyLatch is ours, and waiting on it is allowed anywhere an interrupt is.
     unsafe {
-        pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, millis as _, wait_event());
+        pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, millis as _, compat::wait_event());
         pg_sys::ResetLatch(pg_sys::MyLatch);
     }
     check_for_interrupts();
-}
-
-/// What `pg_stat_activity` shows as the wait event: a name of our own where the version allows.
-fn wait_event() -> u32 {
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
-    {
-        static EVENT: once_cell::sync::OnceCell<u32> = once_cell::sync::OnceCell::new();
-        // SAFETY: registers a name, once a process.
-        *EVENT.get_or_init(|| unsafe { pg_sys::WaitEventExtensionNew(c"PgTtlIndexRest".as_ptr()) })
-    }
-    #[cfg(not(any(feature = "pg17", feature = "pg18")))]
-    pg_sys::PG_WAIT_EXTENSION
-}
-
-unsafe extern "C" {
-    fn kill(pid: i32, signal: i32) -> i32;
 }
 
 /// Has another process of this server exit, whatever code of users it runs: unlike a cancel, nothing can catch this. The caller
 /// knows that it still is one.
 pub fn terminate(pid: i32) {
     // SAFETY: a signal that every process of the server has a handler for.
-    unsafe { kill(pid, pg_sys::SIGTERM as i32) };
+    unsafe { compat::kill(pid, pg_sys::SIGTERM as i32) };
 }
 
 /// Whether another process of this server waits for a lock.
@@ -74,21 +59,10 @@ pub fn report_activity(query: Option<&str>) {
     }
 }
 
-unsafe extern "C-unwind" {
-    /// PostgreSQL's own handler: it ends the process at the next interrupt check, inside a statement too.
-    fn die(signal: i32);
-}
-
 /// Handles signals as a background worker should, and reads the configuration as it is now.
 pub fn attach_signal_handlers() {
     BackgroundWorker::attach_signal_handlers(SignalWakeFlags::SIGHUP);
-    // SAFETY: `die` is a signal handler.
-    unsafe {
-        #[cfg(not(feature = "pg18"))]
-        pg_sys::pqsignal(pg_sys::SIGTERM as i32, Some(die));
-        #[cfg(feature = "pg18")]
-        pg_sys::pqsignal_be(pg_sys::SIGTERM as i32, Some(die));
-    }
+    compat::handle_sigterm();
 }
 
 /// Reads the configuration again if the server was told to.
@@ -99,42 +73,26 @@ pub fn reload_configuration() {
     }
 }
 
+/// A setting and its value.
+pub type Pinned = (&'static CStr, &'static CStr);
+
 thread_local! {
-    /// What this worker is called in `pg_stat_activity`.
-    static APPLICATION: Cell<&'static CStr> = const { Cell::new(c"pg_ttl_index worker") };
+    /// The settings of this worker, whatever `ALTER DATABASE` or `ALTER ROLE` say.
+    static PINNED: RefCell<Vec<Pinned>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Says what this worker is called, before its settings are pinned.
-pub fn set_application(name: &'static CStr) {
-    APPLICATION.set(name);
+/// Sets settings of this worker, and remembers them for [`pin_again`].
+pub fn pin_settings(settings: Vec<Pinned>) {
+    PINNED.set(settings);
+    pin_again();
 }
 
-/// Settings that `ALTER DATABASE` or `ALTER ROLE` may have changed, and that decide whether a transaction can sweep.
-pub fn pin_worker_settings() {
-    for (name, value) in [
-        (c"application_name", APPLICATION.get()),
-        (c"default_transaction_read_only", c"off"),
-        (c"default_transaction_isolation", c"read committed"),
-        (c"default_transaction_deferrable", c"off"),
-        (c"statement_timeout", c"0"),
-        (c"idle_in_transaction_session_timeout", c"0"),
-        (c"session_replication_role", c"origin"),
-        (c"search_path", c"pg_catalog, pg_temp"),
-        (c"plan_cache_mode", c"auto"),
-        // Otherwise the planner looks at the constraints of every table, and calls functions in them.
-        (c"constraint_exclusion", c"partition"),
-        // In a deadlock with a user, who drops the extension say, the worker gives way.
-        (c"deadlock_timeout", c"50ms"),
-    ] {
+/// Sets them once more, after code of users may have changed them.
+pub fn pin_again() {
+    let (context, source) = (pg_sys::GucContext::PGC_SUSET, pg_sys::GucSource::PGC_S_SESSION);
+    for (name, value) in PINNED.with_borrow(Vec::clone) {
         // SAFETY: names and values are C strings.
-        unsafe {
-            pg_sys::SetConfigOption(
-                name.as_ptr(),
-                value.as_ptr(),
-                pg_sys::GucContext::PGC_SUSET,
-                pg_sys::GucSource::PGC_S_SESSION,
-            );
-        }
+        unsafe { pg_sys::SetConfigOption(name.as_ptr(), value.as_ptr(), context, source) };
     }
 }
 

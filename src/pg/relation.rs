@@ -1,5 +1,6 @@
 //! A relation's present shape, and locks on it.
 
+use super::compat;
 use super::expression::elements;
 use super::storage::{self, Kept};
 use super::{harmless, spi};
@@ -68,25 +69,13 @@ impl Shape {
     }
 }
 
-unsafe extern "C-unwind" {
-    /// Whether `pg_inherits` has a parent of the relation.
-    fn has_superclass(relid: pg_sys::Oid) -> bool;
-    /// What a partition is a partition of, directly and indirectly.
-    fn get_partition_ancestors(relid: pg_sys::Oid) -> *mut pg_sys::List;
-    /// A relation and everything below it.
-    fn find_all_inheritors(
-        relid: pg_sys::Oid,
-        lock: pg_sys::LOCKMODE,
-        parents: *mut *mut pg_sys::List,
-    ) -> *mut pg_sys::List;
-}
-
 /// A relation and all that inherit from it.
 pub fn tree(relid: pg_sys::Oid) -> Vec<pg_sys::Oid> {
     // SAFETY: looks into the catalog without locks; what comes or goes meanwhile tells of itself.
     unsafe {
         let lock = pg_sys::NoLock as pg_sys::LOCKMODE;
-        let tree = pg_sys::ffi::pg_guard_ffi_boundary(|| find_all_inheritors(relid, lock, std::ptr::null_mut()));
+        let tree =
+            pg_sys::ffi::pg_guard_ffi_boundary(|| compat::find_all_inheritors(relid, lock, std::ptr::null_mut()));
         elements(tree).iter().map(|cell| cell.oid_value).collect()
     }
 }
@@ -164,7 +153,7 @@ unsafe fn is_risky_to_plan(relation: pg_sys::Relation) -> bool {
 /// Whether a relation is a partition or child of another.
 pub fn has_parent(relid: pg_sys::Oid) -> bool {
     // SAFETY: looks into the catalog.
-    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| has_superclass(relid)) }
+    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| compat::has_superclass(relid)) }
 }
 
 /// All that a relation is a partition or child of, as of now, and not of when the transaction began.
@@ -175,7 +164,7 @@ fn ancestors(relid: pg_sys::Oid, is_partition: bool) -> Vec<pg_sys::Oid> {
     if is_partition {
         // SAFETY: looks into the catalog. A partition that is being detached has no ancestors any more.
         return unsafe {
-            let above = pg_sys::ffi::pg_guard_ffi_boundary(|| get_partition_ancestors(relid));
+            let above = pg_sys::ffi::pg_guard_ffi_boundary(|| compat::get_partition_ancestors(relid));
             elements(above).iter().map(|cell| cell.oid_value).collect()
         };
     }

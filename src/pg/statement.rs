@@ -1,20 +1,12 @@
 //! Commands that cannot run in a transaction, because they have several of their own.
 
+use super::compat;
 use super::transaction::{Failure, batch_timeout_ms, catch, leave_nothing_behind, set_time_limit};
 use super::{identity, process, shmem};
 use crate::error::TtlError;
 use pgrx::{PgList, PgMemoryContexts, pg_sys};
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString};
 use std::time::Duration;
-
-unsafe extern "C-unwind" {
-    /// Parse analysis of an index, for which the caller has locked the table.
-    fn transformIndexStmt(
-        relid: pg_sys::Oid,
-        statement: *mut pg_sys::IndexStmt,
-        text: *const c_char,
-    ) -> *mut pg_sys::IndexStmt;
-}
 
 /// Whether [`run_alone`] can: servers that were built to check themselves do not let restrictions outlive a transaction.
 pub fn can_run_alone() -> bool {
@@ -59,7 +51,7 @@ pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(),
 fn forget_settings() {
     // SAFETY: outside a transaction; settings go back to what the server and the database say.
     unsafe { pg_sys::ResetAllOptions() };
-    process::pin_worker_settings();
+    process::pin_again();
 }
 
 /// Runs `CREATE INDEX CONCURRENTLY` on a relation, whatever its name means by then, in a background worker, outside a
@@ -93,25 +85,10 @@ pub fn create_index_alone(
                 TtlError::Mismatch.raise();
             }
             let statement = identity::sandboxed_as(owner, || {
-                pg_sys::ffi::pg_guard_ffi_boundary(|| transformIndexStmt(relid, parsed, text.as_ptr()))
+                pg_sys::ffi::pg_guard_ffi_boundary(|| compat::transformIndexStmt(relid, parsed, text.as_ptr()))
             });
             pg_sys::MemoryContextSwitchTo(context);
-            let (none, is_alter, check_rights, check_use, skip, quiet) =
-                (pg_sys::InvalidOid, false, true, true, false, false);
-            pg_sys::DefineIndex(
-                relid,
-                statement,
-                none,
-                none,
-                none,
-                #[cfg(not(any(feature = "pg14", feature = "pg15")))]
-                -1,
-                is_alter,
-                check_rights,
-                check_use,
-                skip,
-                quiet,
-            );
+            compat::define_index(relid, statement);
             if pg_sys::ActiveSnapshotSet() {
                 pg_sys::PopActiveSnapshot();
             }
@@ -187,17 +164,7 @@ unsafe fn run_in_portal(text: &CStr, tag: pg_sys::CommandTag::Type, statements: 
         pg_sys::PortalDefineQuery(portal, std::ptr::null(), text.as_ptr(), tag, statements, std::ptr::null_mut());
         pg_sys::PortalStart(portal, std::ptr::null_mut(), 0, std::ptr::null_mut());
         let receiver = pg_sys::CreateDestReceiver(pg_sys::CommandDest::DestNone);
-        let is_top_level = true;
-        pg_sys::PortalRun(
-            portal,
-            std::ffi::c_long::MAX,
-            is_top_level,
-            #[cfg(not(feature = "pg18"))]
-            true,
-            receiver,
-            receiver,
-            std::ptr::null_mut(),
-        );
+        compat::portal_run(portal, receiver);
         pg_sys::PortalDrop(portal, false);
     }
 }

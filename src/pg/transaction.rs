@@ -1,5 +1,6 @@
 //! Work that fails alone.
 
+use super::compat;
 use super::{identity, shmem};
 use crate::error::TtlError;
 use once_cell::sync::OnceCell;
@@ -285,11 +286,6 @@ pub(super) fn leave_nothing_behind() {
     }
 }
 
-unsafe extern "C-unwind" {
-    fn enable_timeout_after(id: i32, delay_ms: i32);
-    fn disable_timeout(id: i32, keep_indicator: bool);
-}
-
 /// `TimeoutId` of the statement timeout, which background workers have but do not set by themselves.
 const STATEMENT_TIMEOUT: i32 = 3;
 
@@ -298,9 +294,9 @@ pub(super) fn set_time_limit(milliseconds: i32) {
     // SAFETY: the timeout was registered when the process connected; setting it raises no error.
     unsafe {
         if milliseconds > 0 {
-            enable_timeout_after(STATEMENT_TIMEOUT, milliseconds);
+            compat::enable_timeout_after(STATEMENT_TIMEOUT, milliseconds);
         } else {
-            disable_timeout(STATEMENT_TIMEOUT, false);
+            compat::disable_timeout(STATEMENT_TIMEOUT, false);
         }
     }
 }

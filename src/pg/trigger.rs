@@ -1,16 +1,12 @@
 //! A row that is being written, as a trigger sees it.
 
+use super::compat;
 use super::plan::Tid;
 use crate::error::TtlError;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::ffi::{CStr, CString};
 use std::marker::PhantomData;
-
-unsafe extern "C-unwind" {
-    /// Whether two values are the same, byte by byte, however they are stored.
-    fn datum_image_eq(one: Datum, other: Datum, by_value: bool, length: i32) -> bool;
-}
 
 /// The call of a trigger that is fired before a row is inserted or updated.
 pub struct Change<'a>(&'a pg_sys::TriggerData);
@@ -123,7 +119,7 @@ impl<'a> Change<'a> {
             });
             let (mut length, mut by_value) = (0_i16, false);
             let is_same = |old, new, by_value, length: i16| {
-                pg_sys::ffi::pg_guard_ffi_boundary(|| datum_image_eq(old, new, by_value, length.into()))
+                pg_sys::ffi::pg_guard_ffi_boundary(|| compat::datum_image_eq(old, new, by_value, length.into()))
             };
             let type_oid = pg_sys::SPI_gettypeid(descriptor, column.attnum);
             pg_sys::get_typlenbyval(type_oid, &mut length, &mut by_value);

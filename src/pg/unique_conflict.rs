@@ -1,6 +1,7 @@
 //! Rows that a new row would collide with in a unique index or an exclusion constraint, found as PostgreSQL itself finds them:
 //! the newest versions count, whatever a snapshot sees, and who is just writing one is waited for.
 
+use super::compat;
 use super::expression::{Relation, elements};
 use super::plan::Tid;
 use super::planner::Condition;
@@ -81,9 +82,6 @@ impl Constraint {
                 keys: keys(index, relation),
                 is_plain: pg_sys::RelationGetIndexExpressions(index).is_null()
                     && pg_sys::RelationGetIndexPredicate(index).is_null(),
-                #[cfg(feature = "pg14")]
-                are_nulls_equal: false,
-                #[cfg(not(feature = "pg14"))]
                 are_nulls_equal: form.indnullsnotdistinct,
                 is_immediate: form.indimmediate,
                 is_exclusion: form.indisexclusion,
@@ -200,7 +198,7 @@ impl Constraint {
             let (relation, forward) = (change.relation(), pg_sys::ScanDirection::ForwardScanDirection);
             let mut snapshot = dirty_snapshot();
             let (dirty, count) = (&raw mut snapshot, keys.len() as i32);
-            let scan = begin_scan(relation, index, dirty, count);
+            let scan = compat::index_beginscan(relation, index, dirty, count);
             pg_sys::index_rescan(scan, keys.as_mut_ptr(), count, ptr::null_mut(), 0);
             // The usual case: the index does not have the key.
             if pg_sys::index_getnext_tid(scan, forward).is_null() {
@@ -270,23 +268,6 @@ impl Constraint {
 /// One that sees what others are just writing, and tells who they are.
 pub(super) fn dirty_snapshot() -> pg_sys::SnapshotData {
     pg_sys::SnapshotData { snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY, ..Default::default() }
-}
-
-/// # Safety
-/// Relation and index are open, and the snapshot outlives the scan.
-pub(super) unsafe fn begin_scan(
-    relation: pg_sys::Relation,
-    index: pg_sys::Relation,
-    snapshot: pg_sys::Snapshot,
-    keys: i32,
-) -> pg_sys::IndexScanDesc {
-    // SAFETY: as promised by the caller.
-    unsafe {
-        #[cfg(not(feature = "pg18"))]
-        return pg_sys::index_beginscan(relation, index, snapshot, keys, 0);
-        #[cfg(feature = "pg18")]
-        return pg_sys::index_beginscan(relation, index, snapshot, ptr::null_mut(), keys, 0);
-    }
 }
 
 /// # Safety

@@ -1,5 +1,6 @@
 //! Commands that are not planned: what goes on while they run, and a COPY that must become a query.
 
+use super::compat;
 use super::executor;
 use super::expression::elements;
 use pgrx::pg_sys::{self, Oid};
@@ -70,20 +71,6 @@ fn place() -> (i64, u32, u32) {
     }
 }
 
-unsafe extern "C-unwind" {
-    /// PostgreSQL's own, called as it is: see `planner`.
-    fn standard_ProcessUtility(
-        statement: *mut pg_sys::PlannedStmt,
-        text: *const c_char,
-        is_read_only: bool,
-        context: pg_sys::ProcessUtilityContext::Type,
-        parameters: pg_sys::ParamListInfo,
-        environment: *mut pg_sys::QueryEnvironment,
-        receiver: *mut pg_sys::DestReceiver,
-        completion: *mut pg_sys::QueryCompletion,
-    );
-}
-
 #[allow(clippy::too_many_arguments)]
 unsafe extern "C-unwind" fn process_utility(
     statement: *mut pg_sys::PlannedStmt,
@@ -104,7 +91,7 @@ unsafe extern "C-unwind" fn process_utility(
             ALTERING.set(Some(place()));
         }
         let is_reassign = (*(*prepared).utilityStmt).type_ == pg_sys::NodeTag::T_ReassignOwnedStmt;
-        let next = HOOKS.get().and_then(|hooks| hooks.next).unwrap_or(standard_ProcessUtility);
+        let next = HOOKS.get().and_then(|hooks| hooks.next).unwrap_or(compat::standard_ProcessUtility);
         let path = executor::enter();
         next(prepared, text, is_read_only, context, parameters, environment, receiver, completion);
         executor::leave(path);
@@ -180,12 +167,7 @@ unsafe fn dropped(node: *mut pg_sys::Node) -> Option<Dropped> {
 /// `node` is a string.
 unsafe fn string_of(node: *mut pg_sys::Node) -> *const c_char {
     // SAFETY: as promised by the caller.
-    unsafe {
-        #[cfg(feature = "pg14")]
-        return (*node.cast::<pg_sys::Value>()).val.str_;
-        #[cfg(not(feature = "pg14"))]
-        (*node.cast::<pg_sys::String>()).sval
-    }
+    unsafe { (*node.cast::<pg_sys::String>()).sval }
 }
 
 /// Whether this copies a table out for somebody who may not see all of its rows.

@@ -9,7 +9,7 @@ use crate::error::TtlError;
 use crate::guc;
 use crate::pg::memo::Memo;
 use crate::pg::plan::Tid;
-use crate::pg::planner::{self, Condition, Decision};
+use crate::pg::planner::{self, Condition, Decision, Occasion};
 use crate::pg::transaction::reading;
 use crate::pg::utility::Dropped;
 use crate::pg::{access, citus, executor, identity, spi, unique_conflict as conflict, utility};
@@ -47,7 +47,7 @@ thread_local! {
 
 /// Has queries of this process not see what is hidden.
 pub fn install() {
-    planner::install(decide, is_concerned);
+    planner::install(decide, is_concerned, is_exempt);
     utility::install(is_restricted, lock_triggered_tables, Catalog::follow_reassigned);
     executor::install(recheck, unique_conflict::recheck_pending, passes_over_rows);
 }
@@ -55,6 +55,11 @@ pub fn install() {
 /// Whether there are hidden rows in this database at all.
 fn is_concerned() -> bool {
     !hidden().tables.is_empty()
+}
+
+/// Foreign keys are about physical rows, and so is the engine. What a walsender reads is for a replica.
+fn is_exempt(occasion: &Occasion<'_>) -> bool {
+    occasion.is_of_engine || occasion.is_of_walsender() || occasion.is_foreign_key_check()
 }
 
 fn decide(relid: Oid) -> Option<Decision> {

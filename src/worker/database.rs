@@ -3,7 +3,7 @@
 
 use super::helpers::Helpers;
 use super::schedule::Opening;
-use super::start::{has_ended, load_rules};
+use super::start::{has_ended, load_rules, pin_settings};
 use super::turn::{Job, SLICE, Turn, Work, finish, report_broken, take_turn};
 use super::{LIBRARY, TURN, TYPE, builder};
 use crate::catalog::{Catalog, Rule};
@@ -55,7 +55,7 @@ worker_main!(pg_ttl_index_worker_main, run);
 fn run(argument: pg_sys::Datum) {
     process::attach_signal_handlers();
     BackgroundWorker::connect_worker_to_spi_by_oid(Some(Oid::from(argument.value() as u32)), None);
-    process::pin_worker_settings();
+    pin_settings(c"pg_ttl_index worker");
     shmem::worker_begins();
     match standing() {
         Standing::Wanted if shmem::take_slot(Role::Database).is_some() => {}

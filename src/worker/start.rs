@@ -31,13 +31,33 @@ pub fn has_ended(worker: &DynamicBackgroundWorker) -> bool {
     matches!(worker.pid(), Err(BackgroundWorkerStatus::Stopped))
 }
 
+/// Settings that `ALTER DATABASE` or `ALTER ROLE` may have changed, and that decide whether a transaction can sweep.
+const SETTINGS: [process::Pinned; 10] = [
+    (c"default_transaction_read_only", c"off"),
+    (c"default_transaction_isolation", c"read committed"),
+    (c"default_transaction_deferrable", c"off"),
+    (c"statement_timeout", c"0"),
+    (c"idle_in_transaction_session_timeout", c"0"),
+    (c"session_replication_role", c"origin"),
+    (c"search_path", c"pg_catalog, pg_temp"),
+    (c"plan_cache_mode", c"auto"),
+    // Otherwise the planner looks at the constraints of every table, and calls functions in them.
+    (c"constraint_exclusion", c"partition"),
+    // In a deadlock with a user, who drops the extension say, the worker gives way.
+    (c"deadlock_timeout", c"50ms"),
+];
+
+/// Sets the settings of a worker, and its name in `pg_stat_activity`.
+pub fn pin_settings(application: &'static CStr) {
+    process::pin_settings(SETTINGS.into_iter().chain([(c"application_name", application)]).collect());
+}
+
 /// Connects such a worker, and returns the number it was told; `None` if it is not wanted any more.
 pub fn begin(argument: Datum, application: &'static CStr, role: impl FnOnce(i64) -> Role) -> Option<i64> {
     process::attach_signal_handlers();
     let number = BackgroundWorker::get_extra().parse().ok()?;
     BackgroundWorker::connect_worker_to_spi_by_oid(Some(Oid::from(argument.value() as u32)), None);
-    process::set_application(application);
-    process::pin_worker_settings();
+    pin_settings(application);
     (may_stay() && shmem::take_slot(role(number)).is_some()).then_some(number)
 }
 

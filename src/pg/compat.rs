@@ -1,0 +1,257 @@
+//! What differs between the versions of PostgreSQL, and functions of the server that pgrx does not declare.
+
+use pgrx::pg_sys::{self, Datum, Oid};
+use std::ffi::{c_char, c_int, c_void};
+
+// An error raised in one of these passes over the frames of Rust that called it, unless it is called through
+// `pg_guard_ffi_boundary`.
+unsafe extern "C-unwind" {
+    /// PostgreSQL's own planner and executor. Hooks of ours call them as they are: on its way through Rust an error would lose its
+    /// context and position. So it passes over the frame of the hook, which has nothing to clean up.
+    pub fn standard_planner(
+        query: *mut pg_sys::Query,
+        text: *const c_char,
+        options: c_int,
+        parameters: pg_sys::ParamListInfo,
+    ) -> *mut pg_sys::PlannedStmt;
+    pub fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: i32);
+    pub fn standard_ExecutorFinish(query: *mut pg_sys::QueryDesc);
+    #[cfg(not(feature = "pg18"))]
+    pub fn standard_ExecutorRun(
+        query: *mut pg_sys::QueryDesc,
+        direction: pg_sys::ScanDirection::Type,
+        count: u64,
+        once: bool,
+    );
+    #[cfg(feature = "pg18")]
+    pub fn standard_ExecutorRun(query: *mut pg_sys::QueryDesc, direction: pg_sys::ScanDirection::Type, count: u64);
+    pub fn standard_ProcessUtility(
+        statement: *mut pg_sys::PlannedStmt,
+        text: *const c_char,
+        is_read_only: bool,
+        context: pg_sys::ProcessUtilityContext::Type,
+        parameters: pg_sys::ParamListInfo,
+        environment: *mut pg_sys::QueryEnvironment,
+        receiver: *mut pg_sys::DestReceiver,
+        completion: *mut pg_sys::QueryCompletion,
+    );
+    /// Calls a function for every part of a plan that is running.
+    #[cfg_attr(not(feature = "pg15"), link_name = "planstate_tree_walker_impl")]
+    pub fn planstate_tree_walker(
+        state: *mut pg_sys::PlanState,
+        walker: unsafe extern "C-unwind" fn(*mut pg_sys::PlanState, *mut c_void) -> bool,
+        context: *mut c_void,
+    ) -> bool;
+    /// Parse analysis of an index. The caller has locked the table.
+    pub fn transformIndexStmt(
+        relid: Oid,
+        statement: *mut pg_sys::IndexStmt,
+        text: *const c_char,
+    ) -> *mut pg_sys::IndexStmt;
+    /// The bytes of a value, its header included.
+    pub fn datumGetSize(value: Datum, by_value: bool, length: i32) -> usize;
+    /// Whether two values are the same, byte by byte, however they are stored.
+    pub fn datum_image_eq(one: Datum, other: Datum, by_value: bool, length: i32) -> bool;
+    /// Whether `pg_inherits` has a parent of the relation.
+    pub fn has_superclass(relid: Oid) -> bool;
+    /// What a partition is a partition of, directly and indirectly.
+    pub fn get_partition_ancestors(relid: Oid) -> *mut pg_sys::List;
+    /// A relation and everything below it.
+    pub fn find_all_inheritors(
+        relid: Oid,
+        lock: pg_sys::LOCKMODE,
+        parents: *mut *mut pg_sys::List,
+    ) -> *mut pg_sys::List;
+    pub fn enable_timeout_after(id: i32, delay_ms: i32);
+    pub fn disable_timeout(id: i32, keep_indicator: bool);
+    /// The handler of SIGTERM: it ends the process at the next interrupt check, inside a statement too.
+    fn die(signal: i32);
+}
+
+unsafe extern "C" {
+    pub fn kill(pid: i32, signal: i32) -> i32;
+}
+
+/// Defines a hook `run` for ExecutorRun, which has one argument more before 18: `$before` and `$after` run around what is hooked.
+macro_rules! executor_run_hook {
+    ($next:expr, $before:expr, $after:expr) => {
+        #[cfg(not(feature = "pg18"))]
+        unsafe extern "C-unwind" fn run(
+            query: *mut pg_sys::QueryDesc,
+            direction: pg_sys::ScanDirection::Type,
+            count: u64,
+            once: bool,
+        ) {
+            // SAFETY: called by PostgreSQL with a query that was started. No value here has a destructor.
+            unsafe {
+                let begun = $before(query);
+                $next(query, direction, count, once);
+                $after(begun);
+            }
+        }
+
+        #[cfg(feature = "pg18")]
+        unsafe extern "C-unwind" fn run(
+            query: *mut pg_sys::QueryDesc,
+            direction: pg_sys::ScanDirection::Type,
+            count: u64,
+        ) {
+            // SAFETY: called by PostgreSQL with a query that was started. No value here has a destructor.
+            unsafe {
+                let begun = $before(query);
+                $next(query, direction, count);
+                $after(begun);
+            }
+        }
+    };
+}
+pub(super) use executor_run_hook;
+
+/// Has SIGTERM end the process as it ends a backend.
+pub fn handle_sigterm() {
+    // SAFETY: `die` is a signal handler.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        pg_sys::pqsignal(pg_sys::SIGTERM as i32, Some(die));
+        #[cfg(feature = "pg18")]
+        pg_sys::pqsignal_be(pg_sys::SIGTERM as i32, Some(die));
+    }
+}
+
+/// What `pg_stat_activity` shows as the wait event: a name of our own where the version allows.
+pub fn wait_event() -> u32 {
+    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    {
+        static EVENT: once_cell::sync::OnceCell<u32> = once_cell::sync::OnceCell::new();
+        // SAFETY: registers a name, once a process.
+        *EVENT.get_or_init(|| unsafe { pg_sys::WaitEventExtensionNew(c"PgTtlIndexRest".as_ptr()) })
+    }
+    #[cfg(not(any(feature = "pg17", feature = "pg18")))]
+    pg_sys::PG_WAIT_EXTENSION
+}
+
+/// The local number of the transaction at hand.
+pub fn local_transaction() -> u32 {
+    // SAFETY: a process has an entry from its start to its end.
+    unsafe {
+        #[cfg(not(any(feature = "pg17", feature = "pg18")))]
+        return (*pg_sys::MyProc).lxid;
+        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        return (*pg_sys::MyProc).vxid.lxid;
+    }
+}
+
+/// Whether a role may create something in a schema.
+///
+/// # Safety
+/// Within a transaction.
+pub unsafe fn may_create_in(namespace: Oid, role: Oid) -> bool {
+    let mode = pg_sys::ACL_CREATE as pg_sys::AclMode;
+    // SAFETY: as promised by the caller.
+    let acl = unsafe {
+        #[cfg(feature = "pg15")]
+        let acl = pg_sys::pg_namespace_aclcheck(namespace, role, mode);
+        #[cfg(not(feature = "pg15"))]
+        let acl = pg_sys::object_aclcheck(pg_sys::NamespaceRelationId, namespace, role, mode);
+        acl
+    };
+    acl == pg_sys::AclResult::ACLCHECK_OK
+}
+
+/// Begins a scan of an index.
+///
+/// # Safety
+/// Relation and index are open, and the snapshot outlives the scan.
+pub unsafe fn index_beginscan(
+    relation: pg_sys::Relation,
+    index: pg_sys::Relation,
+    snapshot: pg_sys::Snapshot,
+    keys: i32,
+) -> pg_sys::IndexScanDesc {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        return pg_sys::index_beginscan(relation, index, snapshot, keys, 0);
+        #[cfg(feature = "pg18")]
+        return pg_sys::index_beginscan(relation, index, snapshot, std::ptr::null_mut(), keys, 0);
+    }
+}
+
+/// Makes an index, with all checks of rights and of use.
+///
+/// # Safety
+/// The statement was analyzed for the relation, which is locked.
+pub unsafe fn define_index(relid: Oid, statement: *mut pg_sys::IndexStmt) {
+    let (none, is_alter, check_rights, check_use, skip, quiet) = (pg_sys::InvalidOid, false, true, true, false, false);
+    // SAFETY: as promised by the caller.
+    unsafe {
+        pg_sys::DefineIndex(
+            relid,
+            statement,
+            none,
+            none,
+            none,
+            #[cfg(not(feature = "pg15"))]
+            -1,
+            is_alter,
+            check_rights,
+            check_use,
+            skip,
+            quiet,
+        );
+    }
+}
+
+/// Runs a portal to its end.
+///
+/// # Safety
+/// The portal was started.
+pub unsafe fn portal_run(portal: pg_sys::Portal, receiver: *mut pg_sys::DestReceiver) {
+    let is_top_level = true;
+    // SAFETY: as promised by the caller.
+    unsafe {
+        pg_sys::PortalRun(
+            portal,
+            std::ffi::c_long::MAX,
+            is_top_level,
+            #[cfg(not(feature = "pg18"))]
+            true,
+            receiver,
+            receiver,
+            std::ptr::null_mut(),
+        );
+    }
+}
+
+/// The ON condition of a MERGE, where the version keeps it apart from the conditions of the query.
+pub fn merge_condition(_query: &mut pg_sys::Query) -> Option<&mut *mut pg_sys::Node> {
+    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    return Some(&mut _query.mergeJoinCondition);
+    #[cfg(not(any(feature = "pg17", feature = "pg18")))]
+    None
+}
+
+/// A condition on a relation, as it stands above outer joins. From 16 on, columns say which of them may have put NULLs into their
+/// places.
+///
+/// # Safety
+/// `node` is a condition on the relation, and may be changed.
+pub unsafe fn nulled_by(node: *mut pg_sys::Node, _relation: i32, _joins: &[i32]) -> *mut pg_sys::Node {
+    #[cfg(feature = "pg15")]
+    return node;
+    #[cfg(not(feature = "pg15"))]
+    // SAFETY: as promised by the caller; sets of range table indexes.
+    unsafe {
+        let joins = _joins.iter().fold(std::ptr::null_mut(), |joins, join| pg_sys::bms_add_member(joins, *join));
+        pg_sys::add_nulling_relids(node, pg_sys::bms_make_singleton(_relation), joins)
+    }
+}
+
+/// Forgets how many pages a scan has read.
+pub fn forget_pages(scan: &mut pg_sys::BitmapHeapScanState) {
+    #[cfg(not(feature = "pg18"))]
+    let pages = (&mut scan.exact_pages, &mut scan.lossy_pages);
+    #[cfg(feature = "pg18")]
+    let pages = (&mut scan.stats.exact_pages, &mut scan.stats.lossy_pages);
+    (*pages.0, *pages.1) = (0, 0);
+}
