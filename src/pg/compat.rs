@@ -223,30 +223,6 @@ pub unsafe fn portal_run(portal: pg_sys::Portal, receiver: *mut pg_sys::DestRece
     }
 }
 
-/// The ON condition of a MERGE, where the version keeps it apart from the conditions of the query.
-pub fn merge_condition(_query: &mut pg_sys::Query) -> Option<&mut *mut pg_sys::Node> {
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
-    return Some(&mut _query.mergeJoinCondition);
-    #[cfg(not(any(feature = "pg17", feature = "pg18")))]
-    None
-}
-
-/// A condition on a relation, as it stands above outer joins. From 16 on, columns say which of them may have put NULLs into their
-/// places.
-///
-/// # Safety
-/// `node` is a condition on the relation, and may be changed.
-pub unsafe fn nulled_by(node: *mut pg_sys::Node, _relation: i32, _joins: &[i32]) -> *mut pg_sys::Node {
-    #[cfg(feature = "pg15")]
-    return node;
-    #[cfg(not(feature = "pg15"))]
-    // SAFETY: as promised by the caller; sets of range table indexes.
-    unsafe {
-        let joins = _joins.iter().fold(std::ptr::null_mut(), |joins, join| pg_sys::bms_add_member(joins, *join));
-        pg_sys::add_nulling_relids(node, pg_sys::bms_make_singleton(_relation), joins)
-    }
-}
-
 /// Forgets how many pages a scan has read.
 pub fn forget_pages(scan: &mut pg_sys::BitmapHeapScanState) {
     #[cfg(not(feature = "pg18"))]

@@ -3,10 +3,10 @@
 use super::citus;
 use super::compat;
 use super::expression::{Relation, analyze, elements};
-use super::guard::{add, fence};
+use super::guard::{add, check_first};
 use super::harmless::{Whose, is_harmless};
 use super::identity;
-use super::leakproof::{has_observable_conditions, query_may_tell};
+use super::leakproof::query_may_tell;
 use super::reference;
 use crate::error::{Purpose, TtlError};
 use pgrx::pg_sys::{self, Oid};
@@ -48,6 +48,7 @@ struct Hooks {
     is_exempt: IsExempt,
     planner: pg_sys::planner_hook_type,
     needs_fmgr: pg_sys::needs_fmgr_hook_type,
+    set_rel_pathlist: pg_sys::set_rel_pathlist_hook_type,
 }
 
 static HOOKS: once_cell::sync::OnceCell<Hooks> = once_cell::sync::OnceCell::new();
@@ -120,11 +121,18 @@ impl Drop for Condition {
 pub fn install(decide: Decide, is_concerned: IsConcerned, is_exempt: IsExempt) {
     // SAFETY: while the library is loaded, nothing is planned; whoever was there before is called in turn.
     unsafe {
-        let (planner_before, needs_fmgr) = (pg_sys::planner_hook, pg_sys::needs_fmgr_hook);
-        let hooks = Hooks { decide, is_concerned, is_exempt, planner: planner_before, needs_fmgr };
+        let hooks = Hooks {
+            decide,
+            is_concerned,
+            is_exempt,
+            planner: pg_sys::planner_hook,
+            needs_fmgr: pg_sys::needs_fmgr_hook,
+            set_rel_pathlist: pg_sys::set_rel_pathlist_hook,
+        };
         if HOOKS.set(hooks).is_ok() {
             pg_sys::planner_hook = Some(planner);
             pg_sys::needs_fmgr_hook = Some(must_not_be_inlined);
+            pg_sys::set_rel_pathlist_hook = Some(set_rel_pathlist);
         }
     }
 }
@@ -304,9 +312,6 @@ impl Walk {
                 let top = self.top;
                 let may_tell = *self.may_tell.get_or_insert_with(|| query_may_tell(top, true));
                 add(query, &conditions, may_tell);
-                if query != top && may_tell && has_observable_conditions(top) {
-                    fence(query);
-                }
             }
             if target != 0 && !(*query).onConflict.is_null() {
                 self.on_conflict(query, target);
@@ -387,6 +392,30 @@ unsafe extern "C-unwind" fn walk(node: *mut pg_sys::Node, state: *mut c_void) ->
             return false;
         }
         pg_sys::expression_tree_walker(node, Some(walk), state)
+    }
+}
+
+/// Called for every relation of a query, when its conditions are known.
+#[pg_guard]
+unsafe extern "C-unwind" fn set_rel_pathlist(
+    root: *mut pg_sys::PlannerInfo,
+    relation: *mut pg_sys::RelOptInfo,
+    index: pg_sys::Index,
+    entry: *mut pg_sys::RangeTblEntry,
+) {
+    // SAFETY: called by PostgreSQL while it plans a query that has the relation.
+    unsafe {
+        let Some(hooks) = HOOKS.get() else { return };
+        if let Some(next) = hooks.set_rel_pathlist {
+            pg_sys::ffi::pg_guard_ffi_boundary(|| next(root, relation, index, entry));
+        }
+        if (*entry).rtekind != pg_sys::RTEKind::RTE_RELATION || IS_ASKING.get() || !asking(hooks.is_concerned) {
+            return;
+        }
+        let decide = hooks.decide;
+        if let Some(condition) = asking(|| decide((*entry).relid)).and_then(|decision| decision.condition) {
+            check_first(root, relation, index as i32, &condition);
+        }
     }
 }
 

@@ -312,6 +312,11 @@ fn commit_procedure() {
     }
 }
 
+/// Runs `work`, and raises its error again without the details, which may quote rows that the caller cannot read.
+pub fn without_details<T>(work: impl FnOnce() -> T) -> T {
+    catch(|| Ok(work())).unwrap_or_else(|failure| failure.raise())
+}
+
 pub(super) fn catch<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
     let work = AssertUnwindSafe(work);
     PgTryBuilder::new(move || {

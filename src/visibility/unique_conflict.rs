@@ -15,6 +15,7 @@ use crate::pg::pending::PendingRow;
 use crate::pg::plan::{Places, Plan};
 use crate::pg::planner::{Condition, ENGINE_TAG};
 use crate::pg::relation::{self, Lock, Shape};
+use crate::pg::transaction::without_details;
 use crate::pg::trigger::{Change, NewRow};
 use crate::pg::unique_conflict::{self, Constraint, Existing, Next, Outcome};
 use crate::pg::{access, executor, identity, login};
@@ -201,7 +202,8 @@ impl Room {
                 // In a session of somebody else the owner's code may have been compiled for another search path; and triggers that
                 // are deferred would run as whoever commits.
                 let is_mechanical = !self.is_risky && cascade::is_mechanical(self.relid)?;
-                if !(access::is_member_of(self.owner) || is_mechanical)
+                let is_owners = access::is_member_of(self.owner);
+                if !(is_owners || is_mechanical)
                     || deferred.triggers
                     // Outside a sandbox, code of users could leave something that runs later, as whoever writes.
                     || (deferred.references && !is_mechanical)
@@ -213,11 +215,12 @@ impl Room {
                 let plan = || plan.get_or_init(|| Plan::for_rows(sql));
                 let delete = || identity::with_users_path(&path, || plan().run(Places::These(&[existing.tid()])));
                 // A sandbox lets nothing be deferred; a foreign key that is, is checked when the transaction commits.
-                let removed = if deferred.references {
-                    identity::acting_as(self.owner, delete)
-                } else {
-                    identity::sandboxed_as(self.owner, delete)
+                let remove = || match deferred.references {
+                    true => identity::acting_as(self.owner, delete),
+                    false => identity::sandboxed_as(self.owner, delete),
                 };
+                // A foreign key that refuses tells of other columns of the row.
+                let removed = if is_owners { remove() } else { without_details(remove) };
                 if removed > 0 {
                     return Ok(Outcome::Done);
                 }

@@ -167,3 +167,20 @@ fn room_is_made_for_roles_that_may_not_use_the_schema_of_the_extension() {
         .run("INSERT INTO t VALUES (1, '2999-01-01T00:00:00Z', 'newer') ON CONFLICT (id) DO UPDATE SET v = excluded.v");
     assert_eq!(session.get("SELECT v FROM t"), "newer");
 }
+
+#[test]
+fn a_key_that_cannot_be_freed_does_not_tell_of_other_columns() {
+    let mut db = harness::Database::new();
+    let (owner, writer) = (db.role("owner"), db.role("writer"));
+    db.session(&owner).run(&format!(
+        "CREATE TABLE parent (id int PRIMARY KEY, k int UNIQUE, at timestamptz);
+         SELECT ttl_create_index('parent', 'at', 0, hide_expired => true, active => false);
+         CREATE TABLE child (id int REFERENCES parent); INSERT INTO parent VALUES (4711, 2, now() + interval '1 hour');
+         INSERT INTO child VALUES (4711); GRANT INSERT ON parent TO {writer}"
+    ));
+    db.run("UPDATE parent SET at = '2020-01-01'");
+    let error = db.session(&writer).error("INSERT INTO parent VALUES (1, 2, now())");
+    assert_eq!((error.code.as_str(), error.detail.contains("4711")), ("23503", false), "{error:?}");
+    let error = db.session(&owner).error("INSERT INTO parent VALUES (1, 2, now())");
+    assert!(error.detail.contains("4711"), "{error:?}");
+}
