@@ -87,6 +87,10 @@ CREATE TABLE ttl_index_table (
     CHECK (index_name IS NOT NULL OR NOT index_created_by_extension)
 );
 
+-- When a rule is due, if it has to rest: after a failure for a while, otherwise for the interval it asks for.
+CREATE FUNCTION ttl_due_at(rule ttl_index_table) RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN greatest(rule.retry_at, CASE WHEN rule.consecutive_failures = 0 THEN rule.swept_at + rule.run_every END);
+
 -- What hides is asked for by every session, whenever a rule has changed.
 CREATE INDEX ON ttl_index_table (id) WHERE hide_expired;
 

@@ -99,6 +99,10 @@ CREATE TABLE ttl_index_table (
     CHECK (index_name IS NOT NULL OR NOT index_created_by_extension)
 );
 
+-- When a rule is due, if it has to rest: after a failure for a while, otherwise for the interval it asks for.
+CREATE FUNCTION ttl_due_at(rule ttl_index_table) RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN greatest(rule.retry_at, CASE WHEN rule.consecutive_failures = 0 THEN rule.swept_at + rule.run_every END);
+
 -- What hides is asked for by every session, whenever a rule has changed.
 CREATE INDEX ON ttl_index_table (id) WHERE hide_expired;
 
@@ -227,11 +231,11 @@ CREATE TABLE ttl_recovery (
     id bigint PRIMARY KEY
 );
 
-CREATE PROCEDURE ttl_sweep(table_name regclass DEFAULT NULL, max_rows bigint DEFAULT NULL, max_time interval DEFAULT NULL)
-    LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_sweep_wrapper';
-
 CREATE FUNCTION ttl_touch_row() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_touch_row';
 CREATE FUNCTION ttl_make_room() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_make_room';
+
+CREATE PROCEDURE ttl_sweep(table_name regclass DEFAULT NULL, max_rows bigint DEFAULT NULL, max_time interval DEFAULT NULL)
+    LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_sweep_wrapper';
 
 -- pg_ttl_index::api::follow::ttl_adopt
 CREATE  FUNCTION "ttl_adopt"() RETURNS VOID /* Result < (), ErrorReport > */
@@ -913,9 +917,8 @@ BEGIN ATOMIC
                 ELSE 'active'
            END,
            CASE WHEN t.active
-                THEN greatest((SELECT @extschema@.ttl_next_pass()), t.retry_at,
-                              CASE WHEN t.run_every IS NOT NULL
-                                   THEN coalesce(@extschema@.ttl_next_due(t.id), t.swept_at + t.run_every) END,
+                THEN greatest((SELECT @extschema@.ttl_next_pass()), @extschema@.ttl_due_at(t),
+                              CASE WHEN t.run_every IS NOT NULL THEN @extschema@.ttl_next_due(t.id) END,
                               CASE WHEN NOT run_window.is_open THEN run_window.until END)
            END,
            coalesce(rule.last_error, rule.index_error,

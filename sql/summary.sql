@@ -62,9 +62,8 @@ BEGIN ATOMIC
                 ELSE 'active'
            END,
            CASE WHEN t.active
-                THEN greatest((SELECT @extschema@.ttl_next_pass()), t.retry_at,
-                              CASE WHEN t.run_every IS NOT NULL
-                                   THEN coalesce(@extschema@.ttl_next_due(t.id), t.swept_at + t.run_every) END,
+                THEN greatest((SELECT @extschema@.ttl_next_pass()), @extschema@.ttl_due_at(t),
+                              CASE WHEN t.run_every IS NOT NULL THEN @extschema@.ttl_next_due(t.id) END,
                               CASE WHEN NOT run_window.is_open THEN run_window.until END)
            END,
            coalesce(rule.last_error, rule.index_error,

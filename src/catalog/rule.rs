@@ -181,9 +181,8 @@ impl Catalog {
                         'filter_tree', b.filter_tree, 'expression_tree', b.expression_tree, 'called', b.called::bigint[],
                         'functions', b.functions, 'is_comparable', coalesce(b.tree_version = {version}, false)),
                     jsonb_build_object(
-                        'is_due', coalesce(t.retry_at <= now(), true)
-                            AND (t.consecutive_failures > 0 OR coalesce(t.swept_at + t.run_every <= now(), true)),
-                        'rests_for', extract(epoch FROM greatest(t.retry_at, t.swept_at + t.run_every) - now())::double precision,
+                        'is_due', coalesce({schema}.ttl_due_at(t) <= now(), true),
+                        'rests_for', extract(epoch FROM {schema}.ttl_due_at(t) - now())::double precision,
                         'pending_index', CASE WHEN t.concurrently AND t.index_created_by_extension AND NOT EXISTS (
                                  SELECT FROM pg_index i WHERE i.indisvalid
                                    AND i.indexrelid = {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name))

@@ -1,16 +1,83 @@
-//! A builder: it makes the index of one rule, and may have to wait long for others while it does.
+//! Builders: each makes the index of one rule, and may have to wait long for others while it does.
 
-use super::start;
+use super::start::has_ended;
+use super::{TURN, start};
+use crate::catalog::Rule;
+use crate::guc;
 use crate::index::build;
 use crate::pg::entry::worker_main;
 use crate::pg::process;
 use crate::pg::shmem::{self, Role};
 use crate::pg::transaction::Scope;
 use pgrx::bgworkers::DynamicBackgroundWorker;
+use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
+use std::collections::HashMap;
+use std::time::Instant;
+
+/// The builders of a database, by rule.
+#[derive(Default)]
+pub struct Builders(HashMap<i64, Builder>);
+
+struct Builder {
+    owner: Oid,
+    process: DynamicBackgroundWorker,
+    started: Instant,
+    /// Whether code of users runs for each row, and may last as long as they like.
+    runs_user_code: bool,
+}
+
+impl Builder {
+    /// Whether it gives way to what sweeps: if it only waits for transactions of others, or is in the hands of a user.
+    fn may_wait(&self) -> bool {
+        let is_waiting = || self.process.pid().is_ok_and(process::waits_for_lock);
+        self.started.elapsed() >= TURN && (self.runs_user_code || is_waiting())
+    }
+}
+
+impl Builders {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Starts one for a rule: some at a time, beside the workers that sweep, because they spend most of their time waiting. An owner who
+    /// has none gets one, however long those of others take. What sweeps has a process first.
+    pub fn start_for(&mut self, rule: &Rule) {
+        let has_one = self.0.values().any(|builder| builder.owner == rule.owner);
+        let may_start = (self.0.len() < guc::max_workers() || !has_one) && !shmem::anybody_waits();
+        if may_start && !self.0.contains_key(&rule.id) {
+            let is_harmless = Scope::Transaction.attempt(|| Ok(rule.calls_nothing_of_users()));
+            let runs_user_code = !is_harmless.unwrap_or(false);
+            let builder =
+                |process| (rule.id, Builder { owner: rule.owner, process, started: Instant::now(), runs_user_code });
+            self.0.extend(start(rule.id).map(builder));
+        }
+    }
+
+    /// Ends one that can wait if somebody who sweeps needs its process; it begins again later. Tells whether one has ended: it may have been
+    /// stopped by somebody, and still be wanted.
+    pub fn see_off(&mut self) -> bool {
+        if let Some(builder) = self.0.values().find(|builder| builder.may_wait())
+            && shmem::make_way_of_builder()
+            && let Ok(pid) = builder.process.pid()
+        {
+            process::terminate(pid);
+        }
+        let before = self.0.len();
+        self.0.retain(|_, builder| !has_ended(&builder.process));
+        self.0.len() < before
+    }
+
+    /// Ends all of them.
+    pub fn end_all(&mut self) {
+        for (_, builder) in self.0.drain() {
+            builder.process.terminate();
+        }
+    }
+}
 
 /// Starts a builder in this database.
-pub fn start(rule_id: i64) -> Option<DynamicBackgroundWorker> {
+fn start(rule_id: i64) -> Option<DynamicBackgroundWorker> {
     start::start("pg_ttl_index builder", "pg_ttl_index_builder_main", rule_id)
 }
 

@@ -1,11 +1,12 @@
 //! The worker of a database: it stays as long as there are rules, and gives every due rule its turn. It runs no code of users,
 //! and so cannot be held up by any: what may run some goes to a helper.
 
+use super::builder::Builders;
 use super::helpers::Helpers;
-use super::schedule::Opening;
-use super::start::{has_ended, load_rules, pin_settings};
+use super::schedule::{self, Opening};
+use super::start::{load_rules, pin_settings};
 use super::turn::{Job, SLICE, Turn, Work, finish, report_broken, take_turn};
-use super::{LIBRARY, TURN, TYPE, builder};
+use super::{LIBRARY, TURN, TYPE};
 use crate::catalog::{Catalog, Rule};
 use crate::error::{TtlError, Unserved};
 use crate::guc;
@@ -13,7 +14,6 @@ use crate::pg::entry::worker_main;
 use crate::pg::shmem::{self, Leave, Role};
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{process, recovery};
-use crate::rule::Ttl;
 use crate::sweep::{Step, throttle};
 use pgrx::PgSqlErrorCode;
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, DynamicBackgroundWorker};
@@ -33,6 +33,8 @@ const SHORTEST_GAP: Duration = Duration::from_millis(50);
 const REPORT_AGAIN: Duration = Duration::from_secs(10);
 /// How often a worker that is busy looks after its helpers.
 const SEE_TO: Duration = Duration::from_millis(100);
+/// The shortest time before a rule is looked at again between two passes.
+const SOON: Duration = Duration::from_millis(100);
 /// How long a worker stays in a database without rules, if nobody waits for its process: the first rule may come soon.
 const LINGER: Duration = Duration::from_secs(20);
 
@@ -154,22 +156,6 @@ pub fn may_stay() -> bool {
     standing() == Standing::Wanted
 }
 
-struct Builder {
-    owner: Oid,
-    process: DynamicBackgroundWorker,
-    started: Instant,
-    /// Whether code of users runs for each row, and may last as long as they like.
-    runs_user_code: bool,
-}
-
-impl Builder {
-    /// Whether it gives way to what sweeps: if it only waits for transactions of others, or is in the hands of a user.
-    fn may_wait(&self) -> bool {
-        let is_waiting = || self.process.pid().is_ok_and(process::waits_for_lock);
-        self.started.elapsed() >= TURN && (self.runs_user_code || is_waiting())
-    }
-}
-
 struct Worker {
     /// Rules whose turn is yet to come, in order.
     queue: VecDeque<Job>,
@@ -178,8 +164,7 @@ struct Worker {
     /// Owners whose rules go to a helper at once, because one took long, and until when.
     slow: HashMap<Oid, Instant>,
     helpers: Helpers,
-    /// Rules whose index is being made.
-    builders: HashMap<i64, Builder>,
+    builders: Builders,
     /// Whether somebody changed a rule.
     is_woken: bool,
     /// When the last pass over all rules began.
@@ -206,7 +191,7 @@ impl Worker {
             served: HashMap::new(),
             slow: HashMap::new(),
             helpers: Helpers::default(),
-            builders: HashMap::new(),
+            builders: Builders::default(),
             is_woken: false,
             loaded: None,
             gap: Duration::ZERO,
@@ -230,7 +215,9 @@ impl Worker {
     /// two passes, only rules with times of their own have theirs.
     fn load_due_rules(&mut self) {
         let now = Instant::now();
-        self.see_builders_off();
+        if self.builders.see_off() {
+            self.look_soon();
+        }
         self.is_woken |= shmem::take_wakeup();
         let rest = if self.is_woken { self.gap } else { guc::naptime() };
         let is_pass = self.loaded.is_none_or(|loaded| now - loaded >= rest);
@@ -262,7 +249,7 @@ impl Worker {
             match rule {
                 Ok(rule) => {
                     if rule.state.pending_index.is_some() && rule.state.may_build {
-                        self.start_builder(&rule);
+                        self.builders.start_for(&rule);
                     }
                     if self.is_time_for(&rule, opening, is_pass) {
                         let closes_at = opening.map(|opening| opening.until);
@@ -296,30 +283,16 @@ impl Worker {
         i64::from(clock_timestamp()) + self.time_to_next_turn().as_micros() as i64
     }
 
-    /// Whether a rule is to be swept now. If it has times of its own, the next of them is taken down.
+    /// Whether a rule is to be swept now. When it wants to be looked at next is taken down.
     fn is_time_for(&mut self, rule: &Rule, opening: Option<Opening>, is_pass: bool) -> bool {
         let now = Instant::now();
-        // Sweeps that find nothing leave no trace in the catalog.
-        let rested = self.begun.get(&rule.id).map_or(Duration::MAX, |begun| now - *begun);
-        let mut next = None;
-        let mut is_time = rule.state.is_due && (is_pass || rested >= guc::naptime());
-        if let Some(every) = rule.options.run_every.map(Ttl::estimate) {
-            is_time = rule.state.is_due && rested >= every;
-            next = Some(now + if is_time { every } else { rule.state.rests_for().max(every.saturating_sub(rested)) });
+        let plan = schedule::plan(rule, opening, is_pass, self.begun.get(&rule.id).map(|begun| now - *begun));
+        if let Some(wait) = plan.next {
+            shmem::report_due(rule.id, i64::from(clock_timestamp()) + wait.as_micros() as i64);
         }
-        if let Some(closed) = opening.filter(|opening| !opening.is_open) {
-            is_time = false;
-            let left = i64::from(closed.until) - i64::from(clock_timestamp());
-            next = Some(now + Duration::from_micros(u64::try_from(left).unwrap_or(0)));
-        }
-        if let Some(next) = next {
-            shmem::report_due(rule.id, i64::from(clock_timestamp()) + (next - now).as_micros() as i64);
-        }
-        // One that failed is tried again when its time comes, and not only with the next pass.
-        let retry = (!rule.state.is_due && !rule.state.rests_for().is_zero()).then(|| now + rule.state.rests_for());
-        let soon = now + Duration::from_millis(100);
-        self.early = self.early.into_iter().chain(next.or(retry).map(|at| at.max(soon))).min();
-        is_time
+        let look = plan.look.map(|wait| now + wait.max(SOON));
+        self.early = self.early.into_iter().chain(look).min();
+        plan.is_time
     }
 
     /// Gives every queued rule a slice; those that need more go to the end of the queue, behind rules that have become
@@ -439,44 +412,8 @@ impl Worker {
     /// Ends what is under way, at once: helpers may run code that does not end, builders may be waiting for others.
     fn leave(&mut self) {
         self.helpers.end_all();
-        for (_, builder) in self.builders.drain() {
-            builder.process.terminate();
-        }
+        self.builders.end_all();
         self.queue.drain(..).for_each(Job::abandon);
-    }
-
-    /// Some at a time, beside the workers that sweep: they spend most of their time waiting. An owner who has none gets one,
-    /// however long those of others take. What sweeps has a process first.
-    fn start_builder(&mut self, rule: &Rule) {
-        let has_one = self.builders.values().any(|builder| builder.owner == rule.owner);
-        let may_start = (self.builders.len() < guc::max_workers() || !has_one) && !shmem::anybody_waits();
-        if may_start && !self.builders.contains_key(&rule.id) {
-            let is_harmless = Scope::Transaction.attempt(|| Ok(rule.calls_nothing_of_users()));
-            let runs_user_code = !is_harmless.unwrap_or(false);
-            let builder =
-                |process| (rule.id, Builder { owner: rule.owner, process, started: Instant::now(), runs_user_code });
-            self.builders.extend(builder::start(rule.id).map(builder));
-        }
-    }
-
-    /// What sweeps has a process first: a builder that can wait ends for it, and begins again later.
-    fn end_waiting_builder(&self) {
-        if let Some(builder) = self.builders.values().find(|builder| builder.may_wait())
-            && shmem::make_way_of_builder()
-            && let Ok(pid) = builder.process.pid()
-        {
-            process::terminate(pid);
-        }
-    }
-
-    /// One that has ended may have been stopped by somebody, and still be wanted: its rule is looked at again soon.
-    fn see_builders_off(&mut self) {
-        self.end_waiting_builder();
-        let before = self.builders.len();
-        self.builders.retain(|_, builder| !has_ended(&builder.process));
-        if self.builders.len() < before {
-            self.look_soon();
-        }
     }
 
     fn look_soon(&mut self) {

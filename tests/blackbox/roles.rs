@@ -63,6 +63,7 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_holds()", "SELECT * FROM ttl_holds()", "......."),
     ("ttl_waits_for_process(bigint)", "SELECT ttl_waits_for_process(1)", "......."),
     ("ttl_next_due(bigint)", "SELECT ttl_next_due(1)", "+++++.+"),
+    ("ttl_due_at(ttl_index_table)", "SELECT 1 FROM ttl_index_table t WHERE ttl_due_at(t) IS NULL LIMIT 1", "+++++++"),
     // Of the workers everybody may know that they are there, and of their settings.
     ("ttl_worker_status()", "SELECT count(*) >= 0 FROM ttl_worker_status()", "+++++++"),
     ("ttl_next_pass()", "SELECT 1 FROM ttl_next_pass()", "+++++++"),
