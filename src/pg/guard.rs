@@ -1,7 +1,7 @@
 //! Where the conditions of hidden tables are put into a query, so that nothing in it can tell of a hidden row.
 
+use super::condition::Condition;
 use super::expression::elements;
-use super::planner::Condition;
 use pgrx::pg_sys;
 use std::ptr;
 use std::rc::Rc;

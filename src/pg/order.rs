@@ -1,9 +1,10 @@
 //! Whether anything in a table has expired, told from the first entry of an index in the order of expiry.
 
 use super::compat;
-use super::planner::Condition;
+use super::condition::Condition;
+use super::existing::is_true;
 use super::trigger::Change;
-use super::unique_conflict::{dirty_snapshot, is_true};
+use super::unique_conflict::dirty_snapshot;
 use pgrx::pg_sys::{self, Oid};
 use std::ptr;
 

@@ -2,9 +2,10 @@
 //! nobody could see when they were looked at.
 
 use super::compat;
+use super::existing::Existing;
 use super::expression::Relation;
 use super::trigger::Change;
-use super::unique_conflict::{self, Constraint, Existing};
+use super::unique_conflict::{self, Constraint};
 use pgrx::pg_sys::{self, Oid};
 use std::ptr;
 

@@ -7,12 +7,14 @@ pub use unique_conflict::made_room;
 use crate::catalog::Catalog;
 use crate::error::TtlError;
 use crate::guc;
+use crate::pg::condition::Condition;
+use crate::pg::existing::{self, Existing};
 use crate::pg::memo::Memo;
 use crate::pg::plan::Tid;
-use crate::pg::planner::{self, Condition, Decision, Occasion};
+use crate::pg::planner::{self, Decision, Occasion};
 use crate::pg::transaction::reading;
 use crate::pg::utility::Dropped;
-use crate::pg::{access, citus, executor, identity, spi, unique_conflict as conflict, utility};
+use crate::pg::{access, citus, executor, identity, spi, utility};
 use pgrx::pg_sys::Oid;
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -88,7 +90,7 @@ fn passes_over_rows(relids: &[Oid]) -> bool {
 }
 
 /// Whether a row of a relation is not hidden, by all its rules.
-fn is_visible(relid: Oid, existing: &conflict::Existing) -> bool {
+fn is_visible(relid: Oid, existing: &Existing) -> bool {
     let hidden = hidden();
     let Some((table, condition)) = hidden.tables.get(&relid).zip(condition(relid)) else { return true };
     identity::sandboxed_as(table.owner, || existing.meets(&condition))
@@ -99,9 +101,9 @@ fn recheck(conflicts: &[(Oid, Tid)]) {
     let hidden = hidden();
     for (relid, tid) in conflicts {
         let Some((table, condition)) = hidden.tables.get(relid).zip(condition(*relid)) else { continue };
-        let is_visible = |existing: &conflict::Existing| existing.meets(&condition);
+        let is_visible = |existing: &Existing| existing.meets(&condition);
         // One that was deleted while it was live was in the way until then.
-        if identity::sandboxed_as(table.owner, || conflict::newest(*relid, *tid, is_visible)) != Some(true) {
+        if identity::sandboxed_as(table.owner, || existing::newest(*relid, *tid, is_visible)) != Some(true) {
             TtlError::ExpiredMeanwhile.raise();
         }
     }

@@ -1,0 +1,72 @@
+//! A condition on the rows of a relation, ready to be put into queries.
+
+use super::expression::{Relation, analyze};
+use super::harmless::{Whose, is_harmless};
+use crate::error::{Purpose, TtlError};
+use pgrx::pg_sys::{self, Oid};
+use std::ffi::c_void;
+
+/// What holds for the rows of a relation that a query may see: an analyzed expression, in memory of its own.
+pub struct Condition {
+    context: pg_sys::MemoryContext,
+    node: *mut pg_sys::Node,
+}
+
+impl Condition {
+    /// Reads a condition on the rows of a relation.
+    pub fn read(relid: Oid, text: &str) -> Result<Self, TtlError> {
+        let relation = Relation::open(relid);
+        let node = analyze(&relation, text, Purpose::Filter)?;
+        // SAFETY: an analyzed expression. What was harmless when it was registered need not be so for ever: a cast may have
+        // come.
+        if unsafe { !is_harmless(node, Whose::Ours) } {
+            return Err(TtlError::HiddenByCode);
+        }
+        // SAFETY: copies the expression into a context that lives as long as we do.
+        unsafe {
+            let context = pg_sys::AllocSetContextCreateInternal(
+                pg_sys::CacheMemoryContext,
+                c"pg_ttl_index condition".as_ptr(),
+                pg_sys::ALLOCSET_SMALL_MINSIZE as usize,
+                pg_sys::ALLOCSET_SMALL_INITSIZE as usize,
+                pg_sys::ALLOCSET_SMALL_MAXSIZE as usize,
+            );
+            let before = pg_sys::MemoryContextSwitchTo(context);
+            let node = pg_sys::copyObjectImpl(node.cast()).cast();
+            pg_sys::MemoryContextSwitchTo(before);
+            Ok(Self { context, node })
+        }
+    }
+
+    /// The memory it lives in.
+    pub(super) fn memory(&self) -> pg_sys::MemoryContext {
+        self.context
+    }
+
+    /// The expression itself, about range table entry 1: not to be changed.
+    pub(super) fn expression(&self) -> *mut pg_sys::Expr {
+        self.node.cast()
+    }
+
+    /// A copy for the relation at a place of a range table.
+    ///
+    /// # Safety
+    /// Called while a query is being planned.
+    pub(super) unsafe fn for_relation(&self, index: i32) -> *mut c_void {
+        // SAFETY: the expression is about range table entry 1 of level 0, and so is its copy.
+        unsafe {
+            let copy = pg_sys::copyObjectImpl(self.node.cast());
+            if index != 1 {
+                pg_sys::ChangeVarNodes(copy.cast(), 1, index, 0);
+            }
+            copy
+        }
+    }
+}
+
+impl Drop for Condition {
+    fn drop(&mut self) {
+        // SAFETY: ours alone.
+        unsafe { pg_sys::MemoryContextDelete(self.context) };
+    }
+}
