@@ -146,6 +146,7 @@ fn names_that_nobody_followed_remove_nothing() {
 #[test]
 fn ddl_of_a_stranger_holds_up_neither_sweeps_nor_ddl_of_an_owner() {
     let mut db = Database::new();
+    db.run("SELECT ttl_stop_worker()");
     let (owner, eve, mal) = (db.role("owner"), db.role("eve"), db.role("mal"));
     let mut own = db.session(&owner);
     own.run(&format!(

@@ -1,14 +1,9 @@
 //! The index of a rule: found where one serves, made where none does, dropped only if we made it.
 
+use crate::sweep::with;
 use harness::Database;
 
 const INDEX: &str = "SELECT index_name, index_created_by_extension FROM ttl_index_table";
-
-fn with(setup: &str) -> Database {
-    let mut db = Database::new();
-    db.run(setup);
-    db
-}
 
 #[test]
 fn an_index_that_serves_is_used_and_left_alone() {
