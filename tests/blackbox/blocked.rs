@@ -63,7 +63,7 @@ fn a_limit_does_not_have_blocked_rows_tried_in_every_sweep() {
     wait_for_passes(&mut db, 8);
     let used = transactions(&mut db) - before;
     assert!(used < 3 * 2200, "{used} transaction ids in eight passes");
-    assert_eq!(db.get("SELECT blocked_rows, total_rows_deleted BETWEEN 40 AND 499 FROM ttl_summary"), "2000|t");
+    db.wait_for("SELECT blocked_rows, total_rows_deleted >= 40 FROM ttl_summary", "2000|t");
 }
 
 #[test]
