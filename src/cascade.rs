@@ -1,20 +1,20 @@
-//! What a change of a row reaches through foreign keys.
+//! The tables that a change of a row reaches through foreign keys.
 
 use crate::error::TtlError;
 use crate::pg::relation::{self, Lock};
 use crate::pg::spi;
 use pgrx::pg_sys::Oid;
 
-/// What is going to be done to rows.
+/// A change that is about to be made to rows.
 #[derive(Clone, Copy)]
 pub enum Change<'a> {
     Delete,
-    /// This column is updated.
+    /// An update of this column.
     Update(&'a str),
 }
 
-/// The tables that a change of rows in `$1` changes, too: `$2` is the column that is updated, NULL for a DELETE. What is updated
-/// or deleted behind the first foreign key may be any column of that table.
+/// SQL for the tables that a change of rows in `$1` changes, too: `$2` is the column that is updated, NULL for a
+/// DELETE. Behind the first foreign key, rows may be deleted and any column may be updated.
 const REACHED: &str = "WITH RECURSIVE reached (relid) AS (
      SELECT k.conrelid FROM pg_constraint k
      WHERE k.contype = 'f' AND k.confrelid = $1
@@ -26,9 +26,9 @@ const REACHED: &str = "WITH RECURSIVE reached (relid) AS (
      SELECT k.conrelid FROM reached JOIN pg_constraint k ON k.confrelid = reached.relid
      WHERE k.contype = 'f' AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd')))";
 
-/// Refuses a change that would run triggers of tables that somebody else owns: behind a foreign key's action they fire with our
-/// rights, not with their owner's. To be called with the relation's lock held, so that no foreign key can come; those tables are
-/// locked too, so that no trigger can.
+/// Fails if a change would run triggers of tables with another owner: behind a foreign key's action they fire with our
+/// rights, not with their owner's. The caller must hold the relation's lock, so that no foreign key can be added; this
+/// function locks the other tables too, so that no trigger can be added.
 pub fn check(relid: Oid, owner: Oid, change: Change<'_>) -> Result<(), TtlError> {
     let others = format!(
         "{REACHED} SELECT c.oid, format('%I.%I', n.nspname, c.relname), EXISTS (
@@ -52,7 +52,7 @@ pub fn check(relid: Oid, owner: Oid, change: Change<'_>) -> Result<(), TtlError>
     }
 }
 
-/// Whether a DELETE in a relation runs nothing but foreign keys of PostgreSQL's own: no trigger, no rule, no default.
+/// Whether a DELETE in a relation runs only PostgreSQL's own foreign-key actions: no trigger, rule or default.
 pub fn is_mechanical(relid: Oid) -> Result<bool, TtlError> {
     let sql = format!(
         "{REACHED} SELECT NOT EXISTS (
@@ -66,16 +66,16 @@ pub fn is_mechanical(relid: Oid) -> Result<bool, TtlError> {
     Ok(found == [Some(true)])
 }
 
-/// What a change leaves to be done when the transaction commits, by whoever commits.
+/// The work that a change defers until the transaction commits, when it runs as the role that commits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deferred {
-    /// Triggers of users.
+    /// User triggers.
     pub triggers: bool,
-    /// Checks of foreign keys.
+    /// Foreign-key checks.
     pub references: bool,
 }
 
-/// What a DELETE in a relation can leave for later.
+/// Returns the work that a DELETE in a relation can defer.
 pub fn deferred(relid: Oid) -> Result<Deferred, TtlError> {
     let sql = format!(
         "{REACHED} SELECT coalesce(bool_or(NOT t.tgisinternal), false), coalesce(bool_or(t.tgisinternal), false)

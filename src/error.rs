@@ -1,4 +1,4 @@
-//! Every error the extension raises of its own: one variant, one SQLSTATE, a hint where a user can act.
+//! Every error that the extension itself raises: one variant, one SQLSTATE, a hint where a user can act.
 
 use crate::rule::{Invalid, Mark, Options, Source};
 use pgrx::pg_sys::panic::ErrorReport;
@@ -179,12 +179,12 @@ pub enum TtlError {
     Spi(#[from] pgrx::spi::Error),
 }
 
-/// What an expression is for.
+/// What an expression is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To decide about a row.
+    /// Decides about a row.
     Filter,
-    /// To say when a row expires, or what an index is sorted by.
+    /// Says when a row expires, or what an index is sorted by.
     Value,
 }
 
@@ -197,12 +197,12 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// Why a schema is not served.
+/// Why the library does not serve a schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unserved {
     Older(String),
     Newer(String),
-    /// Its tables or functions are not those of its version; the digest they have.
+    /// The tables or functions are not those of the schema's version; holds their digest.
     Damaged(String),
 }
 
@@ -224,7 +224,7 @@ impl fmt::Display for Unserved {
 }
 
 impl Unserved {
-    /// What an administrator can do about it.
+    /// Returns what an administrator can do about it.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Older(_) => "Use ALTER EXTENSION pg_ttl_index UPDATE.",
@@ -321,7 +321,7 @@ impl TtlError {
         }
     }
 
-    /// Raises it as an error of the present (sub)transaction.
+    /// Raises the error in the current (sub)transaction.
     pub fn raise(self) -> ! {
         ErrorReport::from(self).report(pgrx::PgLogLevel::ERROR);
         unreachable!("an error does not return")

@@ -11,30 +11,30 @@ use std::time::Duration;
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
 /// Seconds between two passes of a worker.
 static NAPTIME: GucSetting<i32> = GucSetting::<i32>::new(60);
-/// Rows per batch for rules that do not say.
+/// Rows per batch for rules without a batch size of their own.
 static BATCH_SIZE: GucSetting<i32> = GucSetting::<i32>::new(10_000);
-/// Milliseconds of rest between two batches.
+/// Milliseconds that a sweep pauses between two batches.
 static BATCH_DELAY: GucSetting<i32> = GucSetting::<i32>::new(0);
 /// Workers that may sweep one database at the same time.
 static MAX_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 /// Milliseconds a sweep waits for a lock on a table.
 static LOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(1_000);
-/// Milliseconds that a worker gives one batch, and the code of users in it; 0 is for ever.
+/// Milliseconds that a worker's batch may take, including user code in it; 0 means no limit.
 static BATCH_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(300_000);
 /// Minutes that the history of a sweep is kept.
 static HISTORY_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(7 * 24 * 60);
 
-/// Rows that all sweeps of the server together remove in a second; 0 is as many as they can.
+/// Rows per second that all sweeps of the server together may remove; 0 means no limit.
 static MAX_ROWS_PER_SECOND: GucSetting<i32> = GucSetting::<i32>::new(0);
-/// Kilobytes of log that all of them write in a second; 0 is as many as they do.
+/// Kilobytes of WAL per second that all sweeps of the server together may write; 0 means no limit.
 static MAX_WAL_PER_SECOND: GucSetting<i32> = GucSetting::<i32>::new(0);
-/// How far a standby or slot may be behind before sweeps wait: bytes or a time, with a unit; empty is any.
+/// How far a standby or slot may lag before sweeps wait: bytes or a time, with a unit; empty means any lag.
 static MAX_REPLICA_LAG: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 
-/// Whether sweeping stays off after a point-in-time recovery until somebody switches it on.
+/// Whether sweeping stays off after a point-in-time recovery until a user switches it on.
 static HOLD_AFTER_RECOVERY: GucSetting<bool> = GucSetting::<bool>::new(true);
 
-/// Whether this session sees what is hidden from others, if it may.
+/// Whether expired rows are hidden from this session even if its role may see them.
 static HIDE_EXPIRED: GucSetting<bool> = GucSetting::<bool>::new(true);
 
 pub fn init() {
@@ -185,12 +185,12 @@ pub fn max_rows_per_second() -> Option<i32> {
     Some(MAX_ROWS_PER_SECOND.get()).filter(|rate| *rate > 0)
 }
 
-/// In bytes.
+/// Returns the limit in bytes.
 pub fn max_wal_per_second() -> Option<i64> {
     Some(i64::from(MAX_WAL_PER_SECOND.get()) * 1024).filter(|rate| *rate > 0)
 }
 
-/// How far standbys may be behind.
+/// How far standbys may lag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplicaLag {
     Bytes(i64),

@@ -1,7 +1,7 @@
 //! pg_ttl_index: row expiry as a feature of PostgreSQL.
 //!
 //! Registering a rule goes `api → registry → rule, catalog`; `pg` is the only module that touches the server's C API.
-//! `docs/architecture.md` tells the rest.
+//! `docs/architecture.md` describes the rest.
 
 #![deny(unsafe_code)]
 
@@ -82,7 +82,7 @@ pub extern "C-unwind" fn _PG_init() {
     }
 }
 
-/// What `cargo pgrx test` asks of the crate.
+/// The functions that `cargo pgrx test` requires of the crate.
 #[cfg(test)]
 pub mod pg_test {
     pub fn setup(_options: Vec<&str>) {}

@@ -1,4 +1,4 @@
-//! What a sweep runs in: the rights of the table's owner, and settings of its own.
+//! The environment of a sweep: the rights of the table's owner, and settings of its own.
 
 use crate::catalog::Rule;
 use crate::error::TtlError;
@@ -8,7 +8,7 @@ use pgrx::pg_sys::Oid;
 use std::cell::Cell;
 use std::ffi::CString;
 
-/// Runs `work` as the table's owner, under settings that no database or role can have changed.
+/// Runs `work` as the table's owner, under settings that do not depend on the database or role.
 pub fn in_sandbox<T>(rule: &Rule, work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, TtlError> {
     let time_zone = CString::new(rule.options.time_zone.as_str()).unwrap_or_default();
     let lock_timeout = lock_timeout();
@@ -29,12 +29,12 @@ thread_local! {
     static UNDER_WAY: Cell<Option<Oid>> = const { Cell::new(None) };
 }
 
-/// Whether what happens to the rows of a relation now is a sweep's doing.
+/// Whether changes to the rows of a relation are being made by a sweep.
 pub fn is_under_way_in(relid: Oid) -> bool {
     UNDER_WAY.get() == Some(relid)
 }
 
-/// True to its name while it is there, also when it goes because of an error. Triggers may begin another.
+/// Marks a sweep of a relation as under way until dropped, even by an error. Triggers may begin another inside it.
 pub struct UnderWay {
     outer: Option<Oid>,
 }
@@ -44,7 +44,7 @@ impl UnderWay {
         Self { outer: UNDER_WAY.replace(Some(relid)) }
     }
 
-    /// Has nothing be a sweep's doing for a while.
+    /// Marks no sweep as under way until dropped.
     pub fn pause() -> Self {
         Self { outer: UNDER_WAY.take() }
     }

@@ -1,4 +1,4 @@
-//! The table a rule stands on, and whether it may.
+//! The table of a rule, and whether it can have rules.
 
 use crate::catalog::Catalog;
 use crate::error::{Purpose, TtlError};
@@ -16,54 +16,54 @@ pub struct Table {
     pub is_partitioned: bool,
 }
 
-/// What a rule goes by: a column, or an expression over the row.
+/// What a rule reads a row's expiry from: a column, or an expression over the row.
 pub struct Subject {
     /// The name of the column, or the expression in its canonical form.
     pub name: String,
-    /// The column's number, if it is one.
+    /// The column's number; `None` for an expression.
     pub attnum: Option<i16>,
     /// SQL over the row.
     pub sql: String,
-    /// As users write it, with its modifier.
+    /// The type as users write it, with its modifier.
     pub data_type: String,
-    /// The type under all domains.
+    /// The type below all domains.
     pub base_type: u32,
     pub immutable: bool,
     /// The numbers of the columns that an expression uses.
     pub uses: Vec<i16>,
-    /// Whether it can run in anybody's query.
+    /// Whether it can run in any user's query.
     pub is_harmless: bool,
 }
 
 pub struct Column {
     pub attnum: i16,
     pub name: String,
-    /// As users write it, with its modifier.
+    /// The type as users write it, with its modifier.
     pub data_type: String,
-    /// The type under all domains.
+    /// The type below all domains.
     pub base_type: u32,
     pub not_null: bool,
     pub generated: bool,
 }
 
-/// The table of this name.
+/// Returns the OID of the table with this name.
 pub fn table_oid(name: &str) -> Result<Oid, TtlError> {
     let found = spi::query("SELECT $1::regclass::oid", &[name.into()], |row| row.get(1))?;
     Ok(found.into_iter().flatten().next().unwrap_or_default())
 }
 
 impl Table {
-    /// The table, if the caller may rule it, held against concurrent DDL until the transaction ends.
+    /// Returns the table, if the caller may put rules on it, locked against concurrent DDL until the transaction ends.
     pub fn lock(relid: Oid) -> Result<Self, TtlError> {
-        // Checked before the lock, so that nobody can hold up a table of somebody else, and again after it.
+        // Check before locking, so that no user can hold up another user's table, and again afterwards.
         Self::describe(relid)?;
-        // Who makes an index for the table holds that lock, and may be waiting for us. He begins again later.
+        // A builder of an index on the table holds that lock, and may be waiting for us. It begins again later.
         shmem::end_builders_on(relid);
         access::lock_against_ddl(relid);
         Self::describe(relid)
     }
 
-    /// The table, if the caller may rule it.
+    /// Returns the table, if the caller may put rules on it.
     pub fn describe(relid: Oid) -> Result<Self, TtlError> {
         let look = || {
             spi::query(
@@ -110,7 +110,7 @@ impl Table {
         Ok(table)
     }
 
-    /// Refuses a table with rows that are not in a heap of its own, or of a partition's own: there a `ctid` names other
+    /// Fails if rows of the table are not in its own heap or in that of a partition: elsewhere a `ctid` names other
     /// rows than it seems to.
     pub fn check_storage(&self) -> Result<(), TtlError> {
         storage::check_tree(self.relid)
@@ -120,7 +120,7 @@ impl Table {
         quote_qualified_identifier(&self.schema, &self.name)
     }
 
-    /// The column of that name, or else what the text means as an expression.
+    /// Returns the column of that name, or else the text as an expression.
     pub fn subject(&self, text: &str) -> Result<Subject, TtlError> {
         match self.column(text) {
             Ok(column) => Ok(Subject {
@@ -135,14 +135,14 @@ impl Table {
             }),
             Err(unknown) if expression::is_name(text) => Err(unknown),
             Err(_) => match Catalog::open()?.find(self.relid, None, text)? {
-                // Reading an expression runs code. One that a rule has may be the words of who owned the table then.
+                // Reading an expression runs code. A stored one may be a former owner's: read it as that owner.
                 Some(stored) => self.stored_subject(text, stored.registered_for),
                 None => self.expression(expression::check_given(self.relid, text, Purpose::Value)?),
             },
         }
     }
 
-    /// What a rule in a dump goes by. The dump has expressions in their canonical form.
+    /// Returns the subject of a stored rule, read as its author. Stored expressions are in canonical form.
     pub fn stored_subject(&self, text: &str, author: Oid) -> Result<Subject, TtlError> {
         match self.column(text) {
             Ok(_) => self.subject(text),
@@ -161,7 +161,7 @@ impl Table {
         if checked.is_column {
             return self.subject(&self.column_names(&checked.attnums)?.concat());
         }
-        // Under the name of the type below all domains, which nobody can rename.
+        // Use the name of the type below all domains, which no user can rename.
         let base_type = access::base_type(checked.type_oid);
         let data_types = spi::query("SELECT format_type($1, NULL)", &[base_type.into()], |row| row.get(1))?;
         Ok(Subject {
@@ -198,7 +198,7 @@ impl Table {
         .ok_or_else(|| TtlError::UnknownColumn { table: self.name.clone(), column: name.to_owned() })
     }
 
-    /// The triggers that call a function of ours, for one rule or for all, quoted.
+    /// Returns the triggers that call one of the extension's functions, for one rule or for all, quoted.
     pub fn triggers(&self, function: &str, rule_id: Option<i64>) -> Result<Vec<String>, TtlError> {
         spi::query(
             "SELECT quote_ident(t.tgname) FROM pg_trigger t
@@ -214,7 +214,7 @@ impl Table {
         )
     }
 
-    /// Makes such a trigger for a rule; tells whether it was not there.
+    /// Creates a trigger that calls one of the extension's functions for a rule. Returns `false` if it exists.
     pub fn create_trigger(&self, name: &str, events: &str, function: &str, rule_id: i64) -> Result<bool, TtlError> {
         if !self.triggers(function, Some(rule_id))?.is_empty() {
             return Ok(false);
@@ -229,8 +229,8 @@ impl Table {
         Ok(true)
     }
 
-    /// Drops triggers that call a function of ours for a rule that is not one of this table: a dump or a copy of the table has brought
-    /// them.
+    /// Drops triggers that call one of the extension's functions for a rule that is not on this table: a dump or a
+    /// copy of the table has brought them.
     pub fn drop_orphaned_triggers(&self, function: &str) -> Result<(), TtlError> {
         let mut orphans = self.triggers(function, None)?;
         for rule_id in Catalog::open()?.numbers_on(self.relid)? {
@@ -243,7 +243,7 @@ impl Table {
         Ok(())
     }
 
-    /// Drops such triggers; tells whether there were any.
+    /// Drops the triggers that [`Self::triggers`] finds. Returns whether there were any.
     pub fn drop_triggers(&self, function: &str, rule_id: Option<i64>) -> Result<bool, TtlError> {
         let triggers = self.triggers(function, rule_id)?;
         for trigger in &triggers {
@@ -269,7 +269,7 @@ impl Column {
     }
 }
 
-/// What a relation is that is neither a table nor a partitioned table.
+/// Describes the kind of a relation that is neither a table nor a partitioned table.
 fn other_kind(relkind: &str) -> Option<&'static str> {
     match relkind {
         "r" | "p" => None,

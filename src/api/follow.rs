@@ -1,4 +1,4 @@
-//! What PostgreSQL calls when the catalog is written, and after DDL. Declared in `sql/follow.sql`.
+//! Triggers that run when the catalog is written, and after DDL. Declared in `sql/follow.sql`.
 
 use crate::catalog::Catalog;
 use crate::error::TtlError;
@@ -11,7 +11,7 @@ use pgrx::heap_tuple::PgHeapTuple;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
-/// An error is raised here, because what a trigger returns as one loses its SQLSTATE.
+/// The result of a trigger. Errors are raised, because one that a trigger returns loses its SQLSTATE.
 type Answer<'a> = Result<Option<PgHeapTuple<'a, AllocatedByRust>>, std::convert::Infallible>;
 
 /// Counts a change of a rule's definition.
@@ -21,7 +21,7 @@ pub fn ttl_count_version<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
         let (old, new) = trigger.old().zip(trigger.new()).ok_or(TtlError::NotOurTrigger)?;
         let version = old.get_by_name::<i64>("version").ok().flatten().unwrap_or_default();
         let mut new = new.into_owned();
-        // Another definition may not be blocked.
+        // Rows may no longer be blocked under the new definition.
         let set = new
             .set_by_name("version", version + 1)
             .and_then(|()| new.set_by_name("updated_at", now()))
@@ -34,14 +34,14 @@ pub fn ttl_count_version<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
     })
 }
 
-/// Has every session forget what it knows of a rule that goes; the one that purges for it goes with it.
+/// Makes every session forget a rule that is being dropped, and drops the rule that purges for it.
 #[pg_trigger]
 pub fn ttl_tell_of_drop<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
     answer(|| {
         let old = trigger.old().ok_or(TtlError::NotOurTrigger)?.into_owned();
         let (catalog, id) = (Catalog::open()?, id_of(&old)?);
         catalog.forget_rule(id)?;
-        // One that purges has none that purges for it.
+        // A rule that purges has no other that purges for it.
         if old.get_by_name::<i64>("purges").ok().flatten().is_none() {
             catalog.remove_purges(id)?;
         }
@@ -49,7 +49,7 @@ pub fn ttl_tell_of_drop<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
     })
 }
 
-/// Takes in a rule that somebody writes who has no rights on the catalog, as a restore does: what is stored is what was checked.
+/// Takes in a rule written by a role without rights on the catalog, as in a restore: only what was checked is stored.
 #[pg_trigger]
 pub fn ttl_take_in<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
     answer(|| {
@@ -81,7 +81,7 @@ pub fn ttl_bind<'a>(trigger: &'a PgTrigger<'a>) -> Answer<'a> {
     })
 }
 
-/// Takes over the rules that an upgrade of the schema has written. Called by its script.
+/// Binds the rules that an upgrade of the schema has written. Called by the upgrade script.
 #[pg_extern]
 fn ttl_adopt() -> Result<(), ErrorReport> {
     Ok(Catalog::open()?.adopt()?)
@@ -100,13 +100,13 @@ fn id_of(row: &PgHeapTuple<'_, AllocatedByRust>) -> Result<i64, TtlError> {
 }
 
 c_function!(
-    /// Follows DDL.
+    /// The event trigger that follows DDL.
     ttl_follow_ddl,
     pg_finfo_ttl_follow_ddl,
     pg_sys::FunctionCallInfo,
     |call| event::answer(call, |event| match Catalog::open_if_served()? {
         Some(catalog) => catalog.follow(event),
-        // The extension is on its way, in or out, or not for us.
+        // The extension is being created or dropped, or this library does not serve it.
         None => Ok(()),
     })
 );

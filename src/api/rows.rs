@@ -15,8 +15,8 @@ use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
-/// Makes a function about one row twice: by a key that is text, as literals and parameters without a type are, and by one of any other
-/// type. The body gets the row.
+/// Defines a function about one row twice: with a text key, which untyped literals and parameters resolve to, and with
+/// a key of any other type. The body gets the row.
 macro_rules! about_row {
     ($(#[doc = $doc:literal])* fn $name:tt ($by_text:ident, $by_value:ident)
      ($($first:tt)*) ($($last:tt)*) -> $result:ty |$row:ident| $body:expr) => {
@@ -51,39 +51,39 @@ macro_rules! about_row {
 }
 
 about_row! {
-    /// Seconds until a row expires; -1 if it never does, -2 if it is not there or has expired.
+    /// Returns the seconds until a row expires; -1 if it never does, -2 if it does not exist or has expired.
     fn "ttl_get" (ttl_get_by_text, ttl_get_by_value) () () -> f64 |row| Ok(row::get(&row)?)
 }
 
 about_row! {
-    /// Has a row expire after a time; `false` if it is not there or has expired, or if the mode says no.
+    /// Makes a row expire after a time. Returns `false` if it does not exist, has expired, or the mode forbids it.
     fn "ttl_set" (ttl_set_by_text, ttl_set_by_value)
     (ttl: Option<Interval>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row| set(row, ttl, mode)
 }
 
 about_row! {
-    /// The same with a number of seconds.
+    /// Like `ttl_set` with an interval, but takes a number of seconds.
     fn "ttl_set" (ttl_set_seconds_by_text, ttl_set_seconds_by_value)
     (ttl: Option<f64>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row|
     set(row, ttl.map(interval_of_seconds).transpose()?, mode)
 }
 
 about_row! {
-    /// The same with an interval, or a number of seconds, as text: for literals and parameters without a type.
+    /// Like `ttl_set`, with an interval or seconds as text: untyped literals and parameters resolve to this one.
     fn "ttl_set" (ttl_set_text_by_text, ttl_set_text_by_value)
     (ttl: Option<&str>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row|
     set(row, ttl.map(interval_of_text).transpose()?, mode)
 }
 
 about_row! {
-    /// Has a row expire at an instant, in the same way.
+    /// Makes a row expire at an instant. Returns `false` where `ttl_set` does.
     fn "ttl_expire_at" (ttl_expire_at_by_text, ttl_expire_at_by_value)
     (expires_at: Option<TimestampWithTimeZone>,) (mode: default!(Option<&str>, "'always'"),) -> bool |row|
     expire_at(row, expires_at, mode)
 }
 
 about_row! {
-    /// Restarts a row's clock; `false` if it is not there or has expired.
+    /// Restarts a row's clock. Returns `false` if the row does not exist or has expired.
     fn "ttl_touch" (ttl_touch_by_text, ttl_touch_by_value) () () -> bool |row| {
         refuse_if_read_only("ttl_touch()");
         Ok(row::touch(&row)?)
@@ -91,14 +91,14 @@ about_row! {
 }
 
 about_row! {
-    /// Has a row never expire; `false` if it is not there or has expired.
+    /// Makes a row never expire. Returns `false` if the row does not exist or has expired.
     fn "ttl_persist" (ttl_persist_by_text, ttl_persist_by_value) () () -> bool |row| {
         refuse_if_read_only("ttl_persist()");
         Ok(row::persist(&row)?)
     }
 }
 
-/// From now on every UPDATE of a row restarts its clock; `false` if that was so.
+/// Makes every UPDATE of a row restart its clock. Returns `false` if it already did.
 #[pg_extern]
 fn ttl_enable_touch(
     table_name: Option<Regclass>,
@@ -109,7 +109,7 @@ fn ttl_enable_touch(
     Ok(registry::enable_touch(relid, column_name)?)
 }
 
-/// From now on an UPDATE leaves the clock alone; `false` if that was so.
+/// Makes an UPDATE leave a row's clock alone. Returns `false` if it already did.
 #[pg_extern]
 fn ttl_disable_touch(
     table_name: Option<Regclass>,
@@ -121,7 +121,7 @@ fn ttl_disable_touch(
 }
 
 c_function!(
-    /// The trigger behind `ttl_enable_touch`; its argument is the number of a rule. Declared in `sql/rows.sql`.
+    /// The trigger behind `ttl_enable_touch`; its argument is a rule's id. Declared in `sql/rows.sql`.
     ttl_touch_row,
     pg_finfo_ttl_touch_row,
     trigger::Call<'_>,
@@ -129,14 +129,14 @@ c_function!(
 );
 
 c_function!(
-    /// The trigger of a table with hidden rows; its argument is the number of a rule. Declared in `sql/rows.sql`.
+    /// The trigger on a table with hidden rows; its argument is a rule's id. Declared in `sql/rows.sql`.
     ttl_make_room,
     pg_finfo_ttl_make_room,
     trigger::Call<'_>,
     |call| call.answer(visibility::made_room)
 );
 
-/// Fails a statement that would do nothing about a hidden row in its way. Put into statements when they are planned.
+/// Fails a statement that would do nothing about a hidden row that conflicts. The planner hook adds calls of it.
 #[pg_extern]
 fn ttl_refuse(relid: pg_sys::Oid) -> Result<bool, ErrorReport> {
     Ok(visibility::refuse(relid)?)

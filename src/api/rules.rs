@@ -13,8 +13,8 @@ use pgrx::pg_sys::Oid;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
-/// Makes a function with these arguments of its own and all options, so that their list stands here once. The body gets
-/// what was given.
+/// Defines a function with its own arguments and all options, so that the options are listed once. The body gets the
+/// options that were given.
 macro_rules! with_options {
     ($(#[$($attribute:tt)*])* fn $name:ident($($own:tt)*) ($($last:tt)*) |$given:ident| $body:block) => {
         $(#[$($attribute)*])*
@@ -82,7 +82,7 @@ with_options! {
 }
 
 with_options! {
-    /// Registers a rule whose time to live is an interval, months and days kept as such.
+    /// Registers a rule whose time to live is an interval. Months and days are kept as such.
     #[pg_extern(name = "ttl_create_index")]
     fn ttl_create_index_interval(
         table_name: Option<Regclass>,
@@ -95,8 +95,8 @@ with_options! {
 }
 
 with_options! {
-    /// The same with an interval, or a number of seconds, as text: PostgreSQL takes this one for literals and parameters without a
-    /// type.
+    /// Registers a rule whose time to live is text, an interval or a number of seconds: untyped literals and parameters
+    /// resolve to this one.
     #[pg_extern(name = "ttl_create_index")]
     fn ttl_create_index_text(
         table_name: Option<Regclass>,
@@ -109,7 +109,7 @@ with_options! {
 }
 
 with_options! {
-    /// Changes only what is given; `reset` names the options to put back to their defaults.
+    /// Changes the options that are given; `reset` names the options to set back to their defaults.
     #[pg_extern]
     fn ttl_alter_index(
         table_name: Option<Regclass>,
@@ -133,7 +133,7 @@ with_options! {
     }
 }
 
-/// Removes a rule; `false` where there was none.
+/// Removes a rule. Returns `false` if there was none.
 #[pg_extern]
 fn ttl_drop_index(table_name: Option<Regclass>, column_name: Option<&str>) -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_drop_index()");
@@ -154,19 +154,19 @@ fn ttl_resume(table_name: Option<Regclass>, column_name: default!(Option<&str>, 
     Ok(registry::set_active(table(table_name)?, column_name, true)?)
 }
 
-/// Rules that rest until a restore or a copy is over, and what they wait for.
+/// Returns the rules that are on hold until a restore or an initial copy is over, and what they wait for.
 #[pg_extern(stable)]
 pub fn ttl_holds() -> Result<TableIterator<'static, (name!(rule_id, i64), name!(hold, String))>, ErrorReport> {
     Ok(TableIterator::new(Catalog::open()?.holds()?))
 }
 
-/// The batch size of rules that do not have their own.
+/// Returns the batch size of rules without one of their own.
 #[pg_extern(stable)]
 pub fn ttl_default_batch_size() -> i32 {
     guc::batch_size()
 }
 
-/// A rule that is registered anew stays paused, or active, unless the caller says which.
+/// Registers a rule. A rule that is registered again stays paused or active unless the caller says which.
 fn create(
     table_name: Option<Regclass>,
     column_name: Option<&str>,
@@ -194,7 +194,7 @@ fn ttl_of_seconds(seconds: i32) -> Result<Ttl, TtlError> {
     Ok(Ttl::from_seconds(seconds)?)
 }
 
-/// A span of time that is no time to live.
+/// Converts an interval that is not a time to live.
 fn span_of(option: &'static str, interval: Interval) -> Result<Ttl, TtlError> {
     Ok(ttl_of_interval(interval).map_err(|_| Invalid::Span(option))?)
 }

@@ -1,4 +1,4 @@
-//! Sweeping on request.
+//! Sweeps on request.
 
 use crate::catalog::{Catalog, Initiator};
 use crate::error::TtlError;
@@ -16,7 +16,7 @@ use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 use std::time::Duration;
 
-/// What the next sweep of a table's rules would do. Deletes nothing.
+/// Returns what the next sweep of a table's rules would do. Deletes nothing.
 #[pg_extern]
 #[allow(clippy::type_complexity)]
 fn ttl_preview(
@@ -70,7 +70,7 @@ fn ttl_preview(
     Ok(TableIterator::new(rows))
 }
 
-/// Sweeps now, inside the caller's transaction; returns the rows removed.
+/// Sweeps now, in the caller's transaction. Returns the number of rows removed.
 #[pg_extern]
 fn ttl_runner(table_name: default!(Option<Regclass>, "NULL")) -> Result<i64, ErrorReport> {
     refuse_if_read_only("ttl_runner()");
@@ -78,7 +78,7 @@ fn ttl_runner(table_name: default!(Option<Regclass>, "NULL")) -> Result<i64, Err
     Ok(manual::sweep(relid, Initiator::Runner, Scope::Subtransaction, Limits::default())?)
 }
 
-/// Sweeps now, committing every batch. Declared in `sql/sweeps.sql`, as a procedure.
+/// Sweeps now and commits every batch. Declared as a procedure in `sql/sweeps.sql`.
 #[pg_extern(sql = false)]
 fn ttl_sweep(
     table_name: Option<Regclass>,

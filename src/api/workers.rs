@@ -40,7 +40,7 @@ fn start_worker() -> Result<bool, ErrorReport> {
     Ok(started)
 }
 
-/// Switches automatic sweeping off in this database; `false` where it was off.
+/// Switches automatic sweeping off in this database. Returns `false` if it was already off.
 #[pg_extern(name = "ttl_stop_worker")]
 fn stop_worker() -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_stop_worker()");
@@ -49,21 +49,21 @@ fn stop_worker() -> Result<bool, ErrorReport> {
     Ok(stopped)
 }
 
-/// Has every session look anew at what this database has of the extension when this transaction commits, and a worker begin. To be
-/// called at the end of every script of the extension.
+/// Makes every session look again at what this database has of the extension when this transaction commits, and wakes
+/// the worker. Every script of the extension must end with a call of it.
 #[pg_extern]
 fn ttl_wake() {
     memo::forget_all();
     process::at_commit(shmem::wake);
 }
 
-/// The last point-in-time recovery of this server, if there was one.
+/// Returns the last point-in-time recovery of this server, if there was one.
 #[pg_extern(stable)]
 pub fn ttl_last_recovery() -> Option<i64> {
     recovery::last()
 }
 
-/// Why nothing is swept in this database, if there is such a reason: its schema, or a recovery.
+/// Returns why nothing is swept in this database, if its schema or a recovery is the reason.
 #[pg_extern(stable)]
 pub fn ttl_database_hold() -> Result<Option<String>, ErrorReport> {
     match Catalog::open() {
@@ -74,7 +74,7 @@ pub fn ttl_database_hold() -> Result<Option<String>, ErrorReport> {
 }
 
 c_function!(
-    /// What version 3.0.0 of the schema calls in the library. Declared there.
+    /// The library function that version 3.0.0 of the schema declares and calls.
     ttl_start_worker,
     pg_finfo_ttl_start_worker,
     pg_sys::FunctionCallInfo,
@@ -82,14 +82,14 @@ c_function!(
 );
 
 c_function!(
-    /// The same.
+    /// Like `ttl_start_worker`: the schema of version 3.0.0 calls it.
     ttl_stop_worker,
     pg_finfo_ttl_stop_worker,
     pg_sys::FunctionCallInfo,
     |_| TtlError::Unserved(Unserved::Older("3.0.0".into())).raise()
 );
 
-/// Has every session forget what it knows of the rules on a table, and plan its queries anew, when this transaction
+/// Makes every session forget what it knows about the rules on a table, and replan its queries, when this transaction
 /// commits.
 #[pg_extern]
 fn ttl_forget(relid: Oid) -> Result<(), ErrorReport> {
@@ -98,7 +98,7 @@ fn ttl_forget(relid: Oid) -> Result<(), ErrorReport> {
     Ok(())
 }
 
-/// Sweeps under way in this database of rules the caller may see, by process.
+/// Returns the running sweeps in this database, by process, of rules that the caller may see.
 #[pg_extern]
 #[allow(clippy::type_complexity)]
 pub fn ttl_progress_slots() -> Result<
@@ -140,7 +140,7 @@ pub fn ttl_progress_slots() -> Result<
     Ok(TableIterator::new(rows))
 }
 
-/// The rules that the caller may see, what they are bound to, and what went wrong.
+/// Returns the rules that the caller may see, what they are bound to, and their errors.
 #[pg_extern(stable)]
 #[allow(clippy::type_complexity)]
 pub fn ttl_states() -> Result<
@@ -162,26 +162,26 @@ pub fn ttl_states() -> Result<
     ))
 }
 
-/// What errors in the history say, for those who may know.
+/// Returns the errors in the history that the caller may read.
 #[pg_extern(stable)]
 pub fn ttl_history_errors() -> Result<TableIterator<'static, (name!(id, i64), name!(error, String))>, ErrorReport> {
     Ok(TableIterator::new(Catalog::open()?.history_errors()?))
 }
 
-/// How late the sweeping of rules is that the caller may see, as far as their indexes tell.
+/// Returns how late the rules that the caller may see are, as far as their indexes tell.
 #[pg_extern(stable)]
 pub fn ttl_lags() -> Result<TableIterator<'static, (name!(rule_id, i64), name!(lag, Interval))>, ErrorReport> {
     Ok(TableIterator::new(lag::of_visible_rules(&Catalog::open()?)?))
 }
 
-/// Whether a table, or a part of it, is so large that a worker does not read it through while its index is being made.
+/// Whether a table, or a part of it, is so large that a worker does not scan it while its index is being built.
 #[pg_extern(stable)]
 pub fn ttl_is_large(relid: Oid) -> bool {
     let is_large = |part: Oid| relation::blocks_at_once(part).is_some_and(|blocks| blocks > index::SHORT_HEAP);
     relation::tree(relid).into_iter().any(is_large)
 }
 
-/// How a run window stands at an instant, and until when; nothing for what is no window.
+/// Returns whether a run window is open at an instant, and until when; no row if the text is not a window.
 #[pg_extern(stable)]
 pub fn ttl_run_window(
     run_window: &str,
@@ -189,12 +189,12 @@ pub fn ttl_run_window(
     at: TimestampWithTimeZone,
 ) -> Result<TableIterator<'static, (name!(is_open, bool), name!(until, TimestampWithTimeZone))>, ErrorReport> {
     let window = Window::parse(run_window).ok();
-    // Nor for one in a time zone that is not known any more.
+    // No row for a time zone that no longer exists, either.
     let opening = window.and_then(|window| subtransaction(|| schedule::opening(&window, time_zone, at)).ok());
     Ok(TableIterator::new(opening.map(|opening| (opening.is_open, opening.until))))
 }
 
-/// Whether a rule of this database waits for a free process: because its database has no worker, or the rule no helper.
+/// Whether a rule of this database waits for a process slot: the database has no worker, or the rule no helper.
 #[pg_extern(stable)]
 pub fn ttl_waits_for_process(rule_id: i64) -> bool {
     match shmem::waits(process::current_database()) {
@@ -204,7 +204,7 @@ pub fn ttl_waits_for_process(rule_id: i64) -> bool {
     }
 }
 
-/// When a rule with times of its own is due next, as far as the worker knows, for a caller who may see it.
+/// Returns when a rule with its own schedule is due next, if the worker knows and the caller may see the rule.
 #[pg_extern(stable)]
 pub fn ttl_next_due(rule_id: i64) -> Result<Option<TimestampWithTimeZone>, ErrorReport> {
     let Some(at) = shmem::due(rule_id) else { return Ok(None) };
@@ -212,7 +212,7 @@ pub fn ttl_next_due(rule_id: i64) -> Result<Option<TimestampWithTimeZone>, Error
     Ok(TimestampWithTimeZone::try_from(at).ok().filter(|_| is_visible))
 }
 
-/// When the worker of this database begins its next pass.
+/// Returns when the worker of this database begins its next pass.
 #[pg_extern(stable)]
 pub fn ttl_next_pass() -> Option<TimestampWithTimeZone> {
     let database = process::current_database().to_u32();

@@ -1,4 +1,4 @@
-//! What the names of a rule stand for in this database: columns, types, and the meaning of its expressions.
+//! The objects that a rule's names refer to in this database: columns, types, and the meaning of its expressions.
 
 use super::{Catalog, Rule};
 use crate::error::{Purpose, TtlError};
@@ -6,29 +6,29 @@ use crate::pg::transaction::subtransaction;
 use crate::pg::{access, identity, meaning, process, relation, shmem, spi};
 use pgrx::pg_sys::Oid;
 
-/// The columns a rule was registered for: those it goes by, the one that marks, those of the filter.
+/// The columns a rule was registered for: those of its TTL value, the soft-delete column, those of the filter.
 pub(super) struct Columns {
     pub relid: Oid,
     pub attnums: Vec<i16>,
-    /// The names that the rule knows.
+    /// Their names as stored with the rule.
     pub names: Vec<String>,
-    /// The types under all domains that they had.
+    /// The types below all domains that the rule is bound to.
     pub types: Vec<Oid>,
 }
 
-/// Functions by what they do, whatever they are called, what they cost and who may call them.
+/// SQL for a fingerprint of the functions `$1`: what they do, regardless of name, cost and privileges.
 pub(super) const FINGERPRINT: &str =
     "SELECT coalesce(string_agg(md5(ROW(oid, prolang, prosecdef, proisstrict, provolatile, proretset, prorettype,
             proargtypes, proargdefaults, prosrc, probin, prosqlbody, proconfig)::text), ' ' ORDER BY oid), '')
      FROM pg_proc WHERE oid = ANY ($1)";
 
 impl Columns {
-    /// SQL over a rule `t` and its binding `b` for what [`Self::read`] reads: four columns.
+    /// The four columns that [`Self::read`] reads, as SQL over a rule `t` and its binding `b`.
     pub const SQL: &str =
         "b.relid, coalesce(b.expression_attnums, ARRAY[b.attnum]) || b.soft_delete_attnum || b.filter_attnums,
          coalesce(t.expression_columns, ARRAY[t.column_name]) || t.soft_delete_column || t.filter_columns, b.types";
 
-    /// Reads them from a row, from this place on.
+    /// Reads the columns of [`Self::SQL`] from a row, starting at ordinal `place`.
     pub fn read(row: &spi::Row<'_>, place: usize) -> Result<Self, TtlError> {
         Ok(Self {
             relid: row.get(place)?.unwrap_or_default(),
@@ -38,7 +38,7 @@ impl Columns {
         })
     }
 
-    /// Refuses columns that are gone, that have passed their name to another, or that are of another type.
+    /// Fails if a column is gone, no longer has its name, or has another type.
     pub fn check(&self) -> Result<(), TtlError> {
         for (place, (attnum, name)) in self.attnums.iter().zip(&self.names).enumerate() {
             match access::column(self.relid, *attnum) {
@@ -54,19 +54,19 @@ impl Columns {
     }
 }
 
-/// What filter and expression mean, as the binding has it.
+/// The meaning of a rule's filter and expression as stored in its binding.
 #[derive(Default)]
 pub struct Meanings {
     pub(super) expression: Option<String>,
     pub(super) filter: Option<String>,
     pub(super) called: Vec<Oid>,
     pub(super) functions: Option<String>,
-    /// Whether this is the version of PostgreSQL that has written them.
+    /// Whether the running major version of PostgreSQL wrote the trees.
     pub(super) is_comparable: bool,
 }
 
 impl Meanings {
-    /// Whether filter and expression, as far as there are any, call nothing of users. Nothing runs to find out.
+    /// Whether filter and expression, if present, call no user code. Decided without running anything.
     pub fn are_harmless(&self, has_filter: bool, has_expression: bool) -> bool {
         let is_harmless = |has_one: bool, tree: &Option<String>| {
             !has_one || (self.is_comparable && tree.as_deref().is_some_and(meaning::is_harmless))
@@ -75,23 +75,23 @@ impl Meanings {
     }
 }
 
-/// How a rule comes to be bound.
+/// Why a rule is being bound.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Binding {
-    /// Somebody has said what is meant: the present is right.
+    /// A user has just defined the rule: names mean what they mean now.
     Registered,
-    /// A dump says what was meant.
+    /// The rule was restored: the dump says what its names meant.
     Restored,
-    /// The server has been upgraded: names mean what they meant, and functions have other numbers.
+    /// The server was upgraded: names still mean the same, but functions have new OIDs.
     Upgraded,
 }
 
-/// What [`Catalog::bind`] reads of a rule.
+/// The parts of a rule that [`Catalog::bind`] reads.
 struct Unbound {
     relid: Oid,
     owner: Oid,
     attnums: Vec<i16>,
-    /// The types that its row names, and those that it was bound to.
+    /// The column types named in its row, and those it is bound to.
     named_types: Option<Vec<Oid>>,
     bound_types: Vec<Oid>,
     filter: Option<String>,
@@ -99,7 +99,7 @@ struct Unbound {
 }
 
 impl Catalog {
-    /// Binds a rule whose table and columns are there to all that it means.
+    /// Binds a rule, whose table and columns exist, to all objects it refers to.
     pub(super) fn bind(&self, id: i64, how: Binding) -> Result<(), TtlError> {
         let numbers = format!(
             "UPDATE {schema}.ttl_binding b
@@ -125,7 +125,7 @@ impl Catalog {
             schema = self.schema
         );
         let unbound = self.with_rights(|| {
-            // A rule that had stopped because its table or its functions had changed does not go on because of a restore.
+            // A restore does not restart a rule that had stopped because its table or its functions had changed.
             let (is_upgraded, is_restored) = (how == Binding::Upgraded, how == Binding::Restored);
             spi::execute(&numbers, &[id.into(), is_upgraded.into(), is_restored.into()])?;
             spi::query(&read, &[id.into()], |row| {
@@ -153,7 +153,7 @@ impl Catalog {
             let read = || identity::sandboxed_as(rule.owner, read);
             match how {
                 Binding::Registered | Binding::Upgraded => read(),
-                // What cannot be read now has no meaning, and a rule without one rests: others must be restored yet.
+                // A text that cannot be read yet has no meaning, and its rule does not run: objects may be missing.
                 Binding::Restored => Ok(subtransaction(read).unwrap_or_default()),
             }
         };
@@ -196,12 +196,12 @@ impl Catalog {
         self.count_guards(id, rule.relid)?;
         match how {
             Binding::Registered | Binding::Upgraded => self.know_probe(id),
-            // Its index is still to come.
+            // The restore has yet to create its index.
             Binding::Restored => Ok(()),
         }
     }
 
-    /// Adds to the objects that a rule uses by its expressions those that it uses by name, and all their schemas.
+    /// Adds the objects a rule uses by name, and the schemas of all objects, to those its expressions use.
     pub(super) fn know_uses(&self, id: i64) -> Result<(), TtlError> {
         let sql = format!(
             "UPDATE {schema}.ttl_binding b SET uses = known.uses
@@ -222,13 +222,13 @@ impl Catalog {
         self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
     }
 
-    /// Counts what may have a say about a delete, and keeps the number for a dump. While fewer are there than the rule says,
-    /// they are still to come, and the number it says stays.
+    /// Counts the triggers and rewrite rules on a rule's tables, and stores the number for a dump. While there are
+    /// fewer than the rule's row says, the others are still to be restored, and the row's number is not lowered.
     pub(super) fn count_guards(&self, id: i64, relid: Oid) -> Result<(), TtlError> {
         let count = "(SELECT count(*)::integer FROM pg_trigger WHERE tgrelid = ANY ($2) AND tgparentid = 0)
                      + (SELECT count(*)::integer FROM pg_rewrite WHERE ev_class = ANY ($2))";
         let is_news = format!("SELECT FROM {}.ttl_binding WHERE rule_id = $1 AND guards_found <> {count}", self.schema);
-        // Another session may be adding one to another part of the table: who comes second counts again.
+        // Another session may be adding one to another part of the table: the second session counts again.
         let lock = format!("SELECT FROM {}.ttl_binding WHERE rule_id = $1 FOR UPDATE", self.schema);
         let follow = format!(
             "UPDATE {schema}.ttl_index_table t
@@ -251,11 +251,11 @@ impl Catalog {
         })
     }
 
-    /// Refuses a rule whose filter or expression has come to mean something else: a name in it is another function's now, a
-    /// function was replaced, a label was given to another value.
+    /// Fails if a rule's filter or expression has come to mean something else: a name in it now refers to another
+    /// function, a function was replaced, an enum label was given to another value.
     ///
-    /// A sweep asks before it looks for rows, before each batch and again after it, in the transaction of the batch: what was
-    /// replaced in between takes the batch back.
+    /// A sweep calls this before it looks for rows, before each batch and again after it, in the batch's transaction: a
+    /// replacement in between rolls the batch back.
     pub fn check_meaning(&self, rule: &Rule) -> Result<(), TtlError> {
         let texts = [
             (rule.options.filter.as_deref(), &rule.meanings.filter, Purpose::Filter),
@@ -267,7 +267,7 @@ impl Catalog {
         for (text, tree, purpose) in texts {
             let Some(text) = text else { continue };
             let tree = tree.as_deref().ok_or(TtlError::MeaningChanged(purpose))?;
-            // After an upgrade of the server functions have other numbers, and trees another form.
+            // After a server upgrade, functions have other OIDs and trees another format.
             let is_same = !rule.meanings.is_comparable
                 || identity::sandboxed_as(rule.owner, || meaning::is(rule.relid, text, purpose, tree))?
                     && (rule.meanings.called.is_empty()

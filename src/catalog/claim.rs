@@ -1,11 +1,11 @@
-//! One sweeper for a rule at a time, and only while the rule is the one that was loaded.
+//! Claims: a rule has one sweeper at a time, and only while its definition is the one that was loaded.
 
 use super::binding::{Binding, Columns};
 use super::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::pg::{access, spi};
 
-/// First key of the advisory lock that a sweeper of a rule holds; the second is the rule's id.
+/// First key of the advisory lock that a rule's sweeper holds; the second is the rule's id.
 const ADVISORY_LOCK_CLASS: u32 = 0x7474_6c00;
 
 /// Whether a sweep may go on.
@@ -19,7 +19,7 @@ pub enum Claim {
 }
 
 impl Catalog {
-    /// Locks what the catalog has of a rule, unless somebody else has locked it.
+    /// Tries to lock a rule's catalog rows without waiting. Returns whether it could.
     pub fn is_free(&self, id: i64) -> Result<bool, TtlError> {
         let sql = format!(
             "SELECT FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
@@ -29,14 +29,14 @@ impl Catalog {
         Ok(self.with_rights(|| spi::execute(&sql, &[id.into()]))? > 0)
     }
 
-    /// Makes the current transaction the one sweeper of a rule until it ends, if no other is and the rule is still the
-    /// one that was loaded. Until then nobody can change the rule: a change that has committed is never followed by
-    /// removals under the old definition. Waits for nobody.
+    /// Makes the current transaction the only sweeper of a rule until it ends, unless another session sweeps the rule
+    /// or the rule has changed since it was loaded. Meanwhile no session can change the rule: a change that has
+    /// committed is never followed by removals under the old definition. Does not wait for locks.
     pub fn claim(&self, rule: &Rule) -> Result<Claim, TtlError> {
         if !access::try_advisory_lock(ADVISORY_LOCK_CLASS, rule.id) {
             return Ok(Claim::Busy);
         }
-        // What was bound under another major version is bound anew, once.
+        // Rebind, once, a rule that was bound under another major version.
         if !rule.meanings.is_comparable && self.is_free(rule.id)? {
             self.bind(rule.id, Binding::Upgraded)?;
             return Ok(Claim::Changed);
@@ -56,9 +56,9 @@ impl Catalog {
         Ok(Claim::Held)
     }
 
-    /// Whether the rule is not the one that was loaded any more.
+    /// Whether the rule has changed since it was loaded.
     pub fn has_changed(&self, rule: &Rule) -> Result<bool, TtlError> {
-        // That names still mean the columns they meant is checked for itself: DDL that nobody followed would not show.
+        // Check the columns themselves, too: DDL that no event trigger followed would not show in the version.
         let sql = format!(
             "SELECT to_regclass(t.archive_to) IS NOT DISTINCT FROM b.archive_relid
                     AND {schema}.ttl_on_expire_oid(t.on_expire) IS NOT DISTINCT FROM b.on_expire_oid, {columns}

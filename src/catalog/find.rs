@@ -1,4 +1,4 @@
-//! Which rules there are: for workers, for a table, for queries that pass over hidden rows.
+//! Finds rules: for workers, for a table, and for queries that must not see hidden rows.
 
 use super::Catalog;
 use super::rule::{Broken, Rule};
@@ -8,17 +8,17 @@ use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys::Oid;
 
 impl Catalog {
-    /// The active rules on one table, or on all tables that the current role may rule. A rule that cannot be swept comes
-    /// with the reason.
+    /// Returns the active rules on one table, or on all, if the current role has the rights of the table's owner. A
+    /// rule that cannot be swept comes with the reason.
     pub fn active_rules(&self, relid: Option<Oid>) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
         let condition = "t.active AND b.relid = coalesce($1, b.relid) AND pg_has_role($2, c.relowner, 'USAGE')";
         self.rules_where(condition, &[relid.into(), access::current_role().into()])
     }
 
-    /// The active rules that workers may sweep: all but those that rest during a restore or a copy, and none while sweeping
-    /// is off. One snapshot decides about all, so that a rule which comes in the transaction that switches it off is not
-    /// swept. A rule whose restore is over is told so for good: what is dropped from now on is not still to come. All of
-    /// them, or the one with this number.
+    /// Returns the active rules that workers may sweep, or the one with this id: none while sweeping is off, and none
+    /// that is on hold during a restore or an initial copy. One snapshot decides about all, so that a rule created in
+    /// the transaction that switches sweeping off is not swept. A rule whose restore is over is released for good: a
+    /// trigger dropped from then on no longer counts as still to be restored.
     pub fn rules_for_workers(&self, id: Option<i64>) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
         let condition = format!(
             "t.active AND t.id = coalesce($1, t.id) AND NOT EXISTS (SELECT FROM {}.ttl_worker_off)",
@@ -28,7 +28,7 @@ impl Catalog {
             self.remove_forsaken()?;
         }
         let mut rules = self.rules_where(&condition, &[id.into()])?;
-        // Where a restore has several sessions, one may have made a trigger while another brought the rule, and neither saw the other.
+        // In a parallel restore, a session may create a trigger while another writes the rule: neither sees the other.
         for rule in rules.iter().flatten().filter(|rule| rule.state.was_restored && rule.state.hold.is_some()) {
             if self.is_free(rule.id)? {
                 self.count_guards(rule.id, rule.relid)?;
@@ -36,7 +36,7 @@ impl Catalog {
         }
         rules.retain(|rule| rule.as_ref().map_or_else(|broken| !broken.is_held, |rule| rule.state.hold.is_none()));
         for rule in rules.iter().flatten().filter(|rule| rule.state.was_restored) {
-            // Somebody who is just changing the rule tells it himself, or the next pass does.
+            // A session that is changing the rule releases it itself, or the next pass does.
             if self.is_free(rule.id)? {
                 self.release(Some(rule.id))?;
             }
@@ -44,7 +44,7 @@ impl Catalog {
         Ok(rules)
     }
 
-    /// Removes rules whose table is gone. They go with it; should one be left, it must not wait for another table of that name.
+    /// Removes rules whose table is gone. They go with it; one left behind must not wait for a new table of that name.
     fn remove_forsaken(&self) -> Result<(), TtlError> {
         let find = format!(
             "SELECT b.rule_id FROM {}.ttl_binding b LEFT JOIN pg_class c ON c.oid = b.relid WHERE c.oid IS NULL",
@@ -59,8 +59,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// Whether a role may rule the table of a rule, and whether it does so as its owner and not as a superuser. Whoever has just dropped the
-    /// table might.
+    /// Whether a role has the owner's rights on a rule's table, and whether it has them as an owner and not as a
+    /// superuser. Both are true if the table is gone: the role that has just dropped it may have had them.
     pub(super) fn rights_on(&self, id: i64, role: Oid) -> Result<(bool, bool), TtlError> {
         let sql = format!(
             "SELECT coalesce(pg_has_role($2, c.relowner, 'USAGE'), true),
@@ -74,13 +74,13 @@ impl Catalog {
         Ok(found.into_iter().next().unwrap_or_default())
     }
 
-    /// Whether there is anything for workers to do, now or later.
+    /// Whether workers have anything to do in this database, now or later.
     pub fn has_active_rules(&self) -> Result<bool, TtlError> {
         let sql = format!("SELECT EXISTS (SELECT FROM {}.ttl_index_table WHERE active)", self.schema);
         Ok(self.with_rights(|| spi::read(&sql, &[], |row| row.get(1)))? == [Some(true)])
     }
 
-    /// The rules that hide expired rows, each with every relation that its rows can be in.
+    /// Returns the rules that hide expired rows, each with all relations that can hold its rows.
     pub fn hidden_rules(&self) -> Result<Vec<(Rule, Vec<Oid>)>, TtlError> {
         let tree = format!(
             "WITH RECURSIVE tree (rule_id, relid) AS (
@@ -106,18 +106,18 @@ impl Catalog {
             .collect())
     }
 
-    /// The rules on a table, active or not, whoever asks: to tell a row's expiry says no more than the row does.
+    /// Returns the rules on a table, active or not, to any caller: a row's expiry reveals no more than the row itself.
     pub fn rules_on(&self, relid: Oid) -> Result<Vec<Rule>, TtlError> {
         Ok(self.rules_where("b.relid = $1", &[relid.into()])?.into_iter().flatten().collect())
     }
 
-    /// The numbers of all rules on a table, those that cannot be read included.
+    /// Returns the ids of all rules on a table, including rules that cannot be read.
     pub fn numbers_on(&self, relid: Oid) -> Result<Vec<i64>, TtlError> {
         let sql = format!("SELECT rule_id FROM {}.ttl_binding WHERE relid = $1", self.schema);
         self.with_rights(|| spi::query(&sql, &[relid.into()], |row| Ok(row.get(1)?.unwrap_or_default())))
     }
 
-    /// Where rows are moved from, and where to, by all rules but one and the one that purges for it.
+    /// Returns table and archive of every rule that archives, except rule `but` and the one that purges for it.
     pub fn archives(&self, but: Option<i64>) -> Result<Vec<(Oid, Oid)>, TtlError> {
         let sql = format!(
             "SELECT b.relid, b.archive_relid FROM {schema}.ttl_binding b JOIN {schema}.ttl_index_table t ON t.id = b.rule_id
@@ -129,12 +129,12 @@ impl Catalog {
         })
     }
 
-    /// A rule by its number.
+    /// Returns a rule, if it exists and can be swept.
     pub fn rule_with_id(&self, id: i64) -> Result<Option<Rule>, TtlError> {
         Ok(self.rules_where("t.id = $1", &[id.into()])?.into_iter().find_map(Result::ok))
     }
 
-    /// The columns that the filter and the expression of a rule read.
+    /// Returns the columns that a rule's filter and expression read.
     pub fn columns_read(&self, id: i64) -> Result<Vec<String>, TtlError> {
         let sql = format!(
             "SELECT DISTINCT unnest(filter_columns || expression_columns) FROM {}.ttl_index_table WHERE id = $1",
@@ -143,7 +143,7 @@ impl Catalog {
         self.with_rights(|| spi::read(&sql, &[id.into()], |row| Ok(row.get(1)?.unwrap_or_default())))
     }
 
-    /// The same, as this transaction has just written it.
+    /// Returns a rule as this transaction has just written it.
     pub(super) fn rule_now(&self, id: i64) -> Result<Option<Rule>, TtlError> {
         let found =
             self.with_rights(|| spi::query(&self.rules_sql("t.id = $1"), &[id.into()], |row| Ok(self.rule(&row))))?;

@@ -1,7 +1,7 @@
-//! Rules follow their tables: after DDL, names are brought up to date, and rules on what was dropped go with it.
+//! Keeps rules in line with DDL: updates their names, and removes rules whose table or column was dropped.
 //!
-//! A command looks only at the rules that it concerns, by an index on what each of them uses: DDL costs the same however many
-//! rules there are.
+//! A command looks only at the rules it concerns, through an index on the objects each rule uses: DDL costs the same
+//! however many rules there are.
 
 use super::Catalog;
 use super::binding::FINGERPRINT;
@@ -17,13 +17,13 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 
-/// The relations that a command was about, `found`, with all above and below them: a column is renamed in children too, and
-/// a trigger on a partition guards its parent's rows.
+/// The relations a command affected, `found`, with all their ancestors and descendants: a column is renamed in
+/// children too, and a trigger on a partition guards its parent's rows.
 const KIN: &str = "below (oid) AS (SELECT oid FROM found UNION SELECT i.inhrelid FROM below JOIN pg_inherits i ON i.inhparent = below.oid),
      above (oid) AS (SELECT oid FROM found UNION SELECT i.inhparent FROM above JOIN pg_inherits i ON i.inhrelid = above.oid)";
 
-/// What a command has changed: itself, the table of an index, trigger or rule, the tables that a foreign key references, and
-/// those that are made after a type.
+/// The objects a command has changed, and related tables: that of an index, trigger or rewrite rule, those that a
+/// foreign key references, and those that depend on a type.
 const TOUCHED: &str =
     "touched (oids) AS (SELECT ARRAY(SELECT objid FROM pg_event_trigger_ddl_commands() WHERE objid >= 16384)),
      found (oid) AS (
@@ -39,15 +39,15 @@ const TOUCHED: &str =
                                      UNION ALL SELECT reltype FROM pg_class
                                      WHERE oid = ANY (ARRAY(SELECT unnest(oids) FROM touched)) AND reltype <> 0)))";
 
-/// What was dropped, and the tables that triggers and rules were dropped from. Foreign keys have triggers on both tables.
+/// The dropped objects, and the tables of dropped triggers and rules. Foreign keys have triggers on both tables.
 const DROPPED: &str = "dropped AS (SELECT objid, object_type, address_names FROM pg_event_trigger_dropped_objects()),
      found (oid) AS (
          SELECT objid FROM dropped
          UNION SELECT to_regclass(format('%I.%I', address_names[1], address_names[2]))::oid FROM dropped
          WHERE object_type IN ('trigger', 'rule'))";
 
-/// Rules whose index was dropped; and those with children, if a trigger went with one: nobody can tell any more whose child
-/// that was.
+/// Rules whose index was dropped; also rules on tables with children, if a trigger was dropped together with its table:
+/// whose child that table was is no longer known.
 const ORPHANED: &str =
     "UNION SELECT b.rule_id FROM $schema$.ttl_binding b WHERE b.index_relid = ANY (ARRAY(SELECT objid FROM dropped))
      UNION SELECT b.rule_id FROM $schema$.ttl_binding b JOIN pg_class c ON c.oid = b.relid
@@ -55,20 +55,20 @@ const ORPHANED: &str =
        AND (SELECT EXISTS (SELECT FROM dropped WHERE object_type IN ('trigger', 'rule')
                              AND to_regclass(format('%I.%I', address_names[1], address_names[2])) IS NULL))";
 
-/// How long a command waits for rules of others, in all.
+/// How long a command waits in total for locked rules on other owners' tables.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Only those on tables that a role rules.
+/// Keeps only rules on tables whose owner's rights the role `$1` has.
 const RULED: &str = "WHERE EXISTS (SELECT FROM $schema$.ttl_binding b JOIN pg_class c ON c.oid = b.relid
      WHERE b.rule_id = concerned.rule_id AND pg_has_role($1, c.relowner, 'USAGE'))";
 
 thread_local! {
-    /// The queries for the rules that a command concerns, by their text.
+    /// The prepared queries for the rules that a command concerns, by their text.
     static CONCERNED: RefCell<HashMap<String, std::rc::Rc<Plan>>> = RefCell::new(HashMap::new());
 }
 
-/// What is left of the time that a command waits for rules of others who have locked them: what those mean is asked again when they are
-/// swept. Who has locked the table itself, to drop or rename it, has waited for them already.
+/// The time left for a command to wait for other owners' locked rules. Skipped rules are checked when they are swept.
+/// A command that has locked the table itself, to drop or rename it, has already waited for those sessions.
 struct Patience(Duration);
 
 impl Patience {
@@ -82,7 +82,7 @@ impl Patience {
     }
 }
 
-/// A rule as its names are in the catalog, and what they are bound to.
+/// The names of a rule as stored in the catalog, and what they are bound to.
 struct Bound {
     relid: Option<Oid>,
     attnum: Option<i16>,
@@ -104,7 +104,7 @@ struct Bound {
 }
 
 impl Catalog {
-    /// Follows a command. An error in a rule does not stand in the way of it: the rule says why it no longer works.
+    /// Brings rules up to date after a command. A rule's error does not fail the command: it is stored with the rule.
     pub fn follow(&self, event: &Event<'_>) -> Result<(), TtlError> {
         let concerned = self.concerned(event);
         if concerned.is_empty() {
@@ -124,16 +124,16 @@ impl Catalog {
                 }
             }
             if is_ruled {
-                // Without it, nobody can tell how late the rule is, and that is all. It reads the filter as the owner, whose functions
-                // may have been compiled for another search path in the session of a stranger.
+                // A failure only leaves the rule's lag unknown. The probe reads the filter as the owner, whose
+                // functions may have been compiled for another search path in the session of an unrelated role.
                 let _ = subtransaction(|| self.know_probe(id));
             }
         }
         Ok(())
     }
 
-    /// Follows `REASSIGN OWNED`: rules on tables that have another owner now wait for that one's word. A command does not fail because of
-    /// them: a sweep looks at the owner anyway.
+    /// Follows `REASSIGN OWNED`: rules on tables that have a new owner stop until that owner confirms them. An error
+    /// does not fail the command, because a sweep checks the owner anyway.
     pub fn follow_reassigned() {
         let mut patience = Patience(PATIENCE);
         let _ = subtransaction(|| {
@@ -151,7 +151,7 @@ impl Catalog {
         });
     }
 
-    /// Follows a command that concerns a rule. What has not changed is neither written nor locked.
+    /// Brings one rule up to date after a command. Rows that have not changed are neither written nor locked.
     fn follow_rule(&self, id: i64, recomputed: &[String]) -> Result<(), TtlError> {
         let followed = subtransaction(|| self.follow_names(id))
             .and_then(|()| subtransaction(|| self.follow_columns(id, recomputed)));
@@ -162,8 +162,8 @@ impl Catalog {
         }
     }
 
-    /// The rules that a command concerns. Anybody may use a function of somebody else's in rules, and as many as he likes: who
-    /// changes his function follows his own, and those of others are asked what they mean when they are swept.
+    /// Returns the rules that a command concerns. Any user may use another's function in many rules: a change of a
+    /// function follows only rules on the caller's own tables, and sweeps check the meaning of the others.
     fn concerned(&self, event: &Event<'_>) -> Vec<i64> {
         let (found, others) = if event.is_drop() { (DROPPED, ORPHANED) } else { (TOUCHED, "") };
         let ruled = if event.is_about_functions() { RULED } else { "" };
@@ -179,7 +179,7 @@ impl Catalog {
         );
         let role = access::current_role();
         let known = CONCERNED.with_borrow(|plans| plans.get(&sql).cloned());
-        // The plan is kept, and a table that was small when it was made need not stay so.
+        // The plan is kept, and a table that was small when it was planned may grow.
         let by_index = [(c"enable_seqscan", c"off"), (c"enable_hashjoin", c"off"), (c"enable_mergejoin", c"off")];
         self.with_rights(|| {
             identity::with_pinned_names(|| {
@@ -187,7 +187,7 @@ impl Catalog {
                     let plan = known.unwrap_or_else(|| {
                         let plan = std::rc::Rc::new(Plan::new(&sql, &mut [pg_sys::OIDOID]));
                         CONCERNED.with_borrow_mut(|plans| {
-                            // Another name of the schema makes other texts.
+                            // Renaming the extension's schema makes new texts.
                             if plans.len() > 8 {
                                 plans.clear();
                             }
@@ -201,7 +201,7 @@ impl Catalog {
         })
     }
 
-    /// Brings the names of the objects that a rule is bound to up to date, or removes it with its table or column.
+    /// Updates the names of the objects a rule is bound to, or removes the rule if its table or TTL column is gone.
     fn follow_names(&self, id: i64) -> Result<(), TtlError> {
         let Some(bound) = self.bound(id)? else { return Ok(()) };
         let subject = bound.expression_attnums.clone().unwrap_or_else(|| bound.attnum.into_iter().collect());
@@ -209,8 +209,7 @@ impl Catalog {
         if !bound.relid.is_some_and(is_there) {
             return self.remove(id);
         }
-        // Another object may come to have the identifier of one that was dropped. A restored rule comes before its index, and
-        // is bound to it when that comes.
+        // Forget dropped objects: their OIDs may be reused. A restored rule is bound to its index once that is created.
         let objects = format!(
             "UPDATE {schema}.ttl_binding b
              SET archive_relid = (SELECT oid FROM pg_class WHERE oid = b.archive_relid), on_expire_oid = (SELECT oid FROM pg_proc WHERE oid = b.on_expire_oid),
@@ -267,7 +266,7 @@ impl Catalog {
         bound.relid.map_or(Ok(()), |relid| self.count_guards(id, relid))
     }
 
-    /// Brings the names in filter and expression up to date, and sees whether the rule still means what it meant.
+    /// Updates the names in filter and expression, and checks that the rule still means what it meant.
     fn follow_columns(&self, id: i64, recomputed: &[String]) -> Result<(), TtlError> {
         let Some(bound) = self.bound(id)? else { return Ok(()) };
         let Some(relid) = bound.relid else { return Ok(()) };
@@ -312,12 +311,12 @@ impl Catalog {
                 return Err(TtlError::TypeChanged(name));
             }
         }
-        // Recorded at once, so that a dump says it even if no sweep has noticed.
+        // Record a new owner at once, so that a dump says so even if no sweep has noticed.
         if bound.has_changed_hands { Err(TtlError::NotConfirmed) } else { Ok(()) }
     }
 
-    /// Has a rule say why it no longer works; a sweep under way notices. What was of another type once stays a matter of
-    /// doubt, also when it has its old type back.
+    /// Records why a rule no longer works; a running sweep notices. A rule whose column had another type once stays in
+    /// doubt, even if the column gets its old type back.
     fn record_fault(&self, id: i64, failure: &Failure) -> Result<(), TtlError> {
         let fault = format!(
             "WITH rule AS (
@@ -340,7 +339,7 @@ impl Catalog {
         self.forget_rule(id)
     }
 
-    /// What functions do, as far as can be told from their definitions.
+    /// Returns a fingerprint of what functions do, as far as their definitions tell.
     pub(super) fn fingerprint(&self, functions: &[Oid]) -> Result<Option<String>, TtlError> {
         let found = self.with_rights(|| spi::read(FINGERPRINT, &[functions.to_vec().into()], |row| row.get(1)))?;
         Ok(found.into_iter().flatten().next())
@@ -384,7 +383,7 @@ impl Catalog {
 }
 
 impl Bound {
-    /// In the order of the types.
+    /// Returns the numbers of all columns the rule uses, in the order of `types`.
     fn all_attnums(&self) -> Vec<i16> {
         let subject = self.expression_attnums.clone().unwrap_or_else(|| self.attnum.into_iter().collect());
         subject.into_iter().chain(self.mark_attnum).chain(self.filter_attnums.iter().copied()).collect()

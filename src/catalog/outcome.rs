@@ -1,4 +1,4 @@
-//! What sweeps did: counters with the rule, and a history.
+//! Results of sweeps: counters in the rule's row, and a history.
 
 use super::{Catalog, Rule};
 use crate::error::TtlError;
@@ -27,22 +27,22 @@ impl Initiator {
     }
 }
 
-/// What is known of the rows of a rule that could not be removed.
+/// What is known about the rows of a rule that could not be removed.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Blocked {
-    /// Whether they are to be left alone for now.
+    /// Whether sweeps skip them for now.
     pub rests: bool,
-    /// The type and the last of their values, if that can be told.
+    /// The type and the last of their values, if known.
     pub up_to: Option<String>,
-    /// A digest of what may block them.
+    /// A digest of the objects that may block them.
     pub under: Option<String>,
 }
 
-/// The longest that blocked rows are left alone, in seconds, and where others had locked rows that are to go meanwhile.
+/// The longest time in seconds that blocked rows are skipped: in general, and if other sessions had locked rows.
 const LONGEST_REST: f64 = 600.0;
 const LONGEST_REST_OF_LOCKED: f64 = 60.0;
 
-/// SQL for how long something rests that has failed so often before: twice as long each time, in seconds.
+/// Returns SQL for a backoff, in seconds, that doubles with every earlier failure.
 fn rest(first: &str, failures: &str, longest: &str) -> String {
     format!("interval '1 second' * least({first} * power(2, least({failures}, 20)), {longest})")
 }
@@ -50,7 +50,7 @@ fn rest(first: &str, failures: &str, longest: &str) -> String {
 /// How a sweep ended.
 pub struct Outcome<'a> {
     pub rule_id: i64,
-    /// Of the rule as it was loaded: one that was changed since does not inherit its old errors.
+    /// The version of the rule as loaded: a rule changed since then does not inherit its old errors.
     pub version: i64,
     pub initiator: Initiator,
     pub started_at: TimestampWithTimeZone,
@@ -59,9 +59,9 @@ pub struct Outcome<'a> {
     pub partitions: i64,
     pub batches: i64,
     pub blocked_rows: i64,
-    /// Whether it left alone those that were blocked before.
+    /// Whether the sweep skipped rows that were blocked before.
     pub left_blocked: bool,
-    /// Whether those it met are to be counted with them.
+    /// Whether `blocked_rows` add to those that were blocked before.
     pub adds_blocked: bool,
     pub locked_rows: i64,
     pub wal_bytes: i64,
@@ -71,14 +71,14 @@ pub struct Outcome<'a> {
     pub blocked_by: Option<&'a Failure>,
     /// Why the sweep as a whole ended early.
     pub failure: Option<&'a Failure>,
-    /// Whether it reached the end of what had expired.
+    /// Whether the sweep reached the last expired row.
     pub complete: bool,
-    /// Whether it did all that it was to do in one sweep.
+    /// Whether the sweep did all that one sweep has to do: it is complete, or has reached its limit.
     pub is_whole: bool,
 }
 
 impl Catalog {
-    /// How many rows a second the sweeps of a rule have removed, as far as the history tells.
+    /// Returns how many rows per second the sweeps of a rule have removed, as far as the history tells.
     pub fn rows_per_second(&self, rule_id: i64) -> Result<Option<f64>, TtlError> {
         let sql = format!(
             "SELECT sum(rows_removed)::double precision / nullif(extract(epoch FROM sum(finished_at - started_at)), 0)::double precision
@@ -89,7 +89,7 @@ impl Catalog {
         Ok(found.into_iter().flatten().next())
     }
 
-    /// Writes down that the index of a rule could not be made. The next attempt waits as a failing sweep does.
+    /// Records that a rule's index could not be built. The next attempt backs off like a failing sweep.
     pub fn record_build_failure(&self, rule: &Rule, failure: &Failure) -> Result<(), TtlError> {
         let sql = format!(
             "WITH failed AS (
@@ -118,7 +118,7 @@ impl Catalog {
         self.with_rights(|| spi::execute(&sql, &[rule_id.into(), rows.into(), first.into()])).map(|_| ())
     }
 
-    /// Adds a partition that was dropped or detached, in the transaction that did it.
+    /// Counts a partition that was dropped or detached, in the transaction that did it.
     pub fn record_partition(&self, rule_id: i64) -> Result<(), TtlError> {
         let sql = format!(
             "UPDATE {}.ttl_index_table
@@ -128,7 +128,7 @@ impl Catalog {
         self.with_rights(|| spi::execute(&sql, &[rule_id.into()])).map(|_| ())
     }
 
-    /// Takes down that all blocked rows of a rule were tried, and when that is worth it again: after a while that doubles each time.
+    /// Records that all blocked rows of a rule were tried, and when to retry: after a delay that doubles each time.
     pub fn rest_blocked(&self, rule: &Rule, blocked: &Blocked, has_locked: bool) -> Result<(), TtlError> {
         let sql = format!(
             "WITH blocked AS (
@@ -152,7 +152,7 @@ impl Catalog {
         self.with_rights(|| spi::execute(&sql, &args)).map(|_| ())
     }
 
-    /// Takes down that there are more of them, up to this value.
+    /// Records that more rows are blocked, up to this value.
     pub fn add_blocked(&self, rule: &Rule, up_to: &str) -> Result<(), TtlError> {
         let sql = format!(
             "UPDATE {schema}.ttl_state s SET blocked_up_to = $3 FROM {schema}.ttl_index_table t
@@ -162,7 +162,7 @@ impl Catalog {
         self.with_rights(|| spi::execute(&sql, &[rule.id.into(), rule.version.into(), up_to.into()])).map(|_| ())
     }
 
-    /// Takes down that there are none.
+    /// Records that no rows are blocked.
     pub fn forget_blocked(&self, rule: &Rule) -> Result<(), TtlError> {
         let sql = format!(
             "UPDATE {}.ttl_index_table
@@ -173,7 +173,7 @@ impl Catalog {
         self.with_rights(|| spi::execute(&sql, &[rule.id.into(), rule.version.into()])).map(|_| ())
     }
 
-    /// A digest of what may block the removal of rows from these relations, or their arrival: it changes when that does.
+    /// Returns a digest of what may block removing rows from these relations or adding them; it changes with that.
     pub fn digest_of_obstacles(&self, rule: &Rule, relids: Vec<Oid>) -> Result<Option<String>, TtlError> {
         let sql = "SELECT md5(string_agg(fact, ',' ORDER BY fact)) FROM (
                        SELECT format('t%s.%s.%s', t.oid, t.xmin, p.xmin)
@@ -186,12 +186,12 @@ impl Catalog {
         Ok(spi::read(sql, &args, |row| row.get(1))?.into_iter().next().flatten())
     }
 
-    /// Writes the end of a sweep that did something, failed, or found more or less in its way than the one before.
+    /// Records a sweep that did something, failed, or found more or fewer obstacles than the one before.
     pub fn record_outcome(&self, outcome: &Outcome<'_>) -> Result<(), TtlError> {
         let error = outcome.failure.or(outcome.blocked_by);
         let (code, message) = error.map(|failure| (failure.sqlstate(), failure.message.clone())).unzip();
         let failed = outcome.failure.is_some();
-        // A failing rule waits 2, 4, 8, … seconds, and at most 10 minutes.
+        // A failing rule waits 2, 4, 8, … seconds, up to 10 minutes.
         let update = format!(
             "WITH rule AS (UPDATE {schema}.ttl_index_table
              SET last_run = clock_timestamp(),

@@ -1,4 +1,4 @@
-//! Which index tells how late a rule is, without asking anybody.
+//! The index that tells how late a rule is without running user code.
 
 use super::Catalog;
 use crate::error::TtlError;
@@ -8,7 +8,7 @@ use pgrx::datum::Interval;
 use pgrx::pg_sys::Oid;
 use std::collections::HashSet;
 
-/// What is needed to tell how late a rule is.
+/// The data needed to tell how late a rule is.
 pub struct Probe {
     pub id: i64,
     pub index: Oid,
@@ -18,8 +18,8 @@ pub struct Probe {
 }
 
 impl Catalog {
-    /// Finds out whether the index of a rule has exactly its rows. That reads the filter, as the owner, which is why it is
-    /// written down: who only looks runs no code of others.
+    /// Finds out whether the index of a rule has exactly its rows. That reads the filter as the owner, so the answer is
+    /// stored: a user who only looks runs no other user's code.
     pub(super) fn know_probe(&self, id: i64) -> Result<(), TtlError> {
         let read = format!(
             "SELECT b.index_relid FROM {schema}.ttl_binding b JOIN pg_class c ON c.oid = b.relid
@@ -50,7 +50,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// The rules that the current role may see and that an index tells of.
+    /// Returns the rules that the current role may see and whose lag an index can tell.
     pub fn probes(&self) -> Result<Vec<Probe>, TtlError> {
         let visible: HashSet<i64> = self.visible_rules()?.into_iter().collect();
         let sql = format!(

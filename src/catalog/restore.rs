@@ -1,4 +1,4 @@
-//! Rules that came with a dump, and why they rest.
+//! Rules restored from a dump, and why they are on hold.
 
 use super::binding::Binding;
 use super::{Catalog, Definition};
@@ -11,8 +11,8 @@ use pgrx::{AllocatedByRust, JsonB};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
-/// What is taken over of a rule's row in a dump besides its options. Statistics are not: only who owns the catalog may say that they
-/// are true.
+/// The columns that a restore keeps of a dumped rule, besides its options. Statistics are not kept: only the catalog's
+/// owner may say that they are true.
 #[derive(Serialize, Deserialize)]
 pub struct DumpedRule {
     pub id: i64,
@@ -27,24 +27,24 @@ pub struct DumpedRule {
     pub purges: Option<i64>,
 }
 
-/// How far ahead of the numbers of rules here the number of one in a dump may be, so that nobody can use them up.
+/// How far a dumped rule's id may be ahead of the sequence here, so that no user can exhaust it.
 const NUMBERS_AHEAD: i64 = 1_000_000_000;
 
-/// What a row that was written into the catalog says of its place.
+/// The table and columns that a row written into the catalog names.
 struct Written {
     schema: String,
     table: String,
     column: String,
     mark: Option<String>,
     is_complete: bool,
-    /// Whether another rule is on the column already.
+    /// Whether another rule is already on the column.
     is_taken: bool,
     is_its_own_mark: bool,
 }
 
 impl Catalog {
-    /// Binds a rule that was written. One whose table or column is not there is left out, because a dump without some of its
-    /// tables must not lose the other rules.
+    /// Binds a rule that was written. A rule whose table or column is missing is left out, because restoring a dump
+    /// without some of its tables must not lose the other rules.
     pub fn bind_written(&self, id: i64) -> Result<(), TtlError> {
         let insert = format!(
             "INSERT INTO {schema}.ttl_binding (rule_id, relid, attnum, expression_attnums, held_by, held_since)
@@ -86,7 +86,7 @@ impl Catalog {
         self.forget_rule(id)
     }
 
-    /// Writes a rule that a dump has and that was checked, under the number that its triggers go by.
+    /// Writes a dumped rule, already checked, under the id that its triggers have as their argument.
     pub fn insert_dumped(&self, rule: &DumpedRule, column: &str, definition: &Definition<'_>) -> Result<(), TtlError> {
         #[derive(Serialize)]
         struct Row<'a> {
@@ -109,7 +109,7 @@ impl Catalog {
         {
             return Err(TtlError::RestoredPurge(other));
         }
-        // As PostgreSQL prints them.
+        // Types must be written as PostgreSQL prints them.
         let named = "SELECT coalesce(bool_and(format_type(to_regtype(name), NULL) = name), true) FROM unnest($1::text[]) AS named (name)";
         let types = rule.column_types.clone();
         if self.with_rights(|| spi::query(named, &[types.into()], |row| row.get(1)))? != [Some(true)] {
@@ -118,7 +118,7 @@ impl Catalog {
         self.insert_row(&Row { rule, column_name: column, definition }).map(|_| ())
     }
 
-    /// Whether a rule may be the one that purges for another, which may be still to come.
+    /// Whether a rule may purge for the rule `other`, which may not have been restored yet.
     fn may_purge_for(&self, other: i64, rule: &DumpedRule, column: &str) -> Result<bool, TtlError> {
         let sql = format!(
             "SELECT NOT EXISTS (SELECT FROM {}.ttl_index_table t WHERE t.id = $1 AND NOT (
@@ -130,14 +130,14 @@ impl Catalog {
         Ok(other != rule.id && self.with_rights(|| spi::query(&sql, &args, |row| row.get(1)))? == [Some(true)])
     }
 
-    /// A row of one of our tables as JSON, in the form that the options of a rule are read from.
+    /// Returns a row of one of the extension's tables as JSON, in the form that a rule's options are read from.
     pub fn row_as_json(&self, row: PgHeapTuple<'_, AllocatedByRust>) -> Result<JsonB, TtlError> {
         let args = [row.into()];
         let found = self.with_rights(|| spi::query("SELECT to_jsonb($1)", &args, |row| row.get(1)))?;
         found.into_iter().flatten().next().ok_or(TtlError::Mismatch)
     }
 
-    /// Has numbers of new rules go on behind that of one that was written with its own.
+    /// Moves the sequence of ids past a rule that was written with its own id.
     fn keep_number(&self, id: i64) -> Result<(), TtlError> {
         let sql = format!(
             "SELECT setval('{schema}.ttl_index_table_id_seq'::regclass, $1) FROM {schema}.ttl_index_table_id_seq WHERE last_value < $1 OR (last_value = $1 AND NOT is_called)",
@@ -146,7 +146,7 @@ impl Catalog {
         self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
     }
 
-    /// Binds all rules as if they were being registered: an upgrade of the schema has written them, and they are as they should be.
+    /// Binds all rules as if they were just registered: an upgrade of the schema wrote them, and they are correct.
     pub fn adopt(&self) -> Result<(), TtlError> {
         let sql = format!("SELECT id FROM {}.ttl_index_table ORDER BY id", self.schema);
         for id in self.with_rights(|| spi::query(&sql, &[], |row| row.get(1)))?.into_iter().flatten() {
@@ -155,7 +155,7 @@ impl Catalog {
         self.release(None).map(|_| ())
     }
 
-    /// Follows a change of a rule's row, which stays on its table and column.
+    /// Follows a change of a rule's row. The rule must stay on its table and column.
     pub fn check_written(&self, id: i64, has_other_mark: bool) -> Result<(), TtlError> {
         let stays = format!(
             "SELECT FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
@@ -178,7 +178,7 @@ impl Catalog {
         self.forget_rule(id)
     }
 
-    /// Binds a rule to the index, archive and function that its names stand for.
+    /// Binds a rule to the index, archive and function that its row names.
     pub(super) fn bind_objects(&self, id: i64) -> Result<(), TtlError> {
         let sql = format!(
             "UPDATE {schema}.ttl_binding b
@@ -221,7 +221,7 @@ impl Catalog {
         Ok(found.into_iter().next())
     }
 
-    /// Has every session forget what it knows of a rule's table when this transaction commits.
+    /// Makes every session forget what it knows about a rule's table when this transaction commits.
     pub fn forget_rule(&self, id: i64) -> Result<(), TtlError> {
         let sql = format!("SELECT relid FROM {}.ttl_binding WHERE rule_id = $1", self.schema);
         let relids = self.with_rights(|| spi::query(&sql, &[id.into()], |row| row.get(1)))?;
@@ -230,7 +230,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Removes the rule that purges for one. Anybody may have written one on a table of his own that says so.
+    /// Removes the rule that purges for rule `id`, if it is on the same table: any user may write one that claims to.
     pub fn remove_purges(&self, id: i64) -> Result<(), TtlError> {
         let sql = format!(
             "DELETE FROM {schema}.ttl_index_table p USING {schema}.ttl_binding own, {schema}.ttl_binding b
@@ -240,10 +240,10 @@ impl Catalog {
         self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
     }
 
-    /// SQL over a rule `t` and its binding `b`: why it rests although it is active, or NULL.
+    /// Returns SQL over a rule `t` and its binding `b` for why an active rule is on hold, or NULL.
     ///
-    /// A restored rule must not run before that which keeps rows is there: triggers and foreign keys come last in a restore,
-    /// maybe in another session. And while a subscription copies a table, what references its rows may be still to come.
+    /// A restored rule must not run before the objects that protect rows exist: triggers and foreign keys come last in
+    /// a restore, maybe in another session. While a subscription copies a table, rows that reference it may be missing.
     pub(super) fn hold(&self) -> String {
         const COPIED: &str = "SELECT FROM pg_subscription_rel s WHERE s.srsubstate <> 'r' AND s.srrelid IN (
                  WITH RECURSIVE tree (relid) AS (
@@ -268,7 +268,7 @@ impl Catalog {
         )
     }
 
-    /// The rules that rest, and why, of those that the current role may see.
+    /// Returns the rules on hold that the current role may see, and why.
     pub fn holds(&self) -> Result<Vec<(i64, String)>, TtlError> {
         let sql = format!(
             "SELECT * FROM (SELECT t.id, {hold} AS hold
@@ -294,8 +294,8 @@ impl Catalog {
         Ok(self.with_rights(|| spi::query(&sql, &[id.into()], |row| row.get(1)))? == [Some(true)])
     }
 
-    /// Has restored rules that rest, one or all, do so no longer; tells how many there were. What is there now is what their
-    /// tables have.
+    /// Releases one restored rule that is on hold, or all of them; returns how many there were. Their tables are taken
+    /// to have all their triggers and rewrite rules now.
     pub fn release(&self, id: Option<i64>) -> Result<i32, TtlError> {
         let agree = format!(
             "UPDATE {schema}.ttl_index_table t SET guards = b.guards_found FROM {schema}.ttl_binding b

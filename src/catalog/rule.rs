@@ -1,4 +1,4 @@
-//! A rule, ready to be swept: what was asked for, what that is bound to here, and how it is doing.
+//! A rule, ready to be swept: its options, what they are bound to in this database, and its state.
 
 use super::binding::{Columns, Meanings};
 use super::outcome::Blocked;
@@ -18,76 +18,76 @@ use std::time::Duration;
 /// A rule and what it is bound to.
 pub struct Rule {
     pub id: i64,
-    /// Counts the changes of its definition.
+    /// Counts the changes of the definition.
     pub version: i64,
     pub relid: Oid,
     pub owner: Oid,
-    /// For people: `schema.table`, quoted where needed.
+    /// `schema.table`, quoted where needed.
     pub table: String,
     /// The TTL column, or the expression.
     pub name: String,
-    /// The same as SQL: quoted, or in parentheses.
+    /// The column or expression as SQL: quoted, or in parentheses.
     pub column: String,
-    /// The column's number, if it is one.
+    /// The column's number; `None` for an expression.
     pub attnum: Option<i16>,
     pub type_oid: Oid,
-    /// Qualified and quoted, with its modifier.
+    /// The column's type, qualified and quoted, with its modifier.
     pub type_name: String,
     pub typmod: i32,
     pub not_null: bool,
     /// Whether a statement may set the column.
     pub is_writable: bool,
-    /// Whether rows may be in other relations below this one.
+    /// Whether rows may be in child relations.
     pub has_children: bool,
     pub is_partitioned: bool,
-    /// The table that rows move to.
+    /// The table that expired rows are moved to.
     pub archive: Option<Oid>,
-    /// Whether the table has another owner than when it was registered.
+    /// Whether the table's owner is not the one the rule was registered for.
     has_changed_hands: bool,
-    /// What it cannot be swept without, and which is not there any more.
+    /// Why the rule cannot be swept: an object it needs, or its new owner's confirmation, is missing.
     pub missing: Option<Failure>,
-    /// What filter and expression meant when it was registered.
+    /// The meaning of filter and expression when the rule was registered.
     pub meanings: Meanings,
-    /// What was asked for.
+    /// The options that the user chose.
     pub options: Options,
-    /// Which rows it takes.
+    /// Which rows the rule applies to.
     pub predicate: Predicate,
     pub state: State,
 }
 
-/// How a rule is doing.
+/// The state of a rule.
 #[derive(Deserialize)]
 pub struct State {
-    /// Whether it has not run or failed so lately that it should rest, and for how many seconds it still should.
+    /// Whether the rule may run now, and for how many more seconds it must wait because it ran or failed recently.
     pub is_due: bool,
     rests_for: Option<f64>,
-    /// The name of the index that a worker is to make, or is making.
+    /// The name of the index that a worker has to build, or is building.
     pub pending_index: Option<String>,
-    /// Whether the making of its index has not failed so lately that it should rest, and how it failed.
+    /// Whether a build of the index may be tried now, and the error of the last one.
     pub may_build: bool,
     pub index_error: Option<String>,
-    /// What the last sweep left behind.
+    /// The rows and parts that the last sweep left behind.
     pub blocked_rows: i64,
     pub locked_rows: i64,
     pub skipped_parts: Option<String>,
-    /// Where the blocked rows are, if that is known.
+    /// Where the blocked rows are, if known.
     pub blocked: Option<Blocked>,
     /// SQLSTATE and message.
     pub last_error: Option<String>,
-    /// Why it rests although it is active: what it needs has not been restored or copied yet.
+    /// Why the rule is on hold although active: something it needs has not been restored or copied yet.
     pub hold: Option<String>,
-    /// Whether it was written other than by registering it, and has not been swept since.
+    /// Whether the rule was written other than by registering it, and has not been released since.
     pub was_restored: bool,
 }
 
 impl State {
-    /// How long it should still rest.
+    /// Returns how much longer the rule must wait.
     pub fn rests_for(&self) -> Duration {
         Duration::try_from_secs_f64(self.rests_for.unwrap_or_default()).unwrap_or_default()
     }
 }
 
-/// What the system catalogs say of a rule's objects.
+/// The objects of a rule as the system catalogs have them.
 #[derive(Deserialize)]
 struct Bound {
     relid: u32,
@@ -123,18 +123,18 @@ impl fmt::Display for Rule {
 }
 
 impl Rule {
-    /// Refuses a rule whose table has passed to another owner: triggers, functions and the archive's code would run as that one, who has not
-    /// agreed to it.
+    /// Fails if the table has a new owner: triggers, functions and the archive's code would run as that owner, who has
+    /// not agreed to it.
     pub fn check_owner(&self) -> Result<(), TtlError> {
         if self.has_changed_hands { Err(TtlError::NotConfirmed) } else { Ok(()) }
     }
 
-    /// Whether it marks rows instead of removing them.
+    /// Whether the rule marks rows instead of removing them.
     pub fn marks(&self) -> bool {
         self.predicate.mark.is_some()
     }
 
-    /// Whether filter and expression call nothing of users. Nothing runs to find out.
+    /// Whether filter and expression call no user code. Decided without running anything.
     pub fn calls_nothing_of_users(&self) -> bool {
         self.meanings.are_harmless(self.options.filter.is_some(), self.attnum.is_none())
     }
@@ -146,21 +146,21 @@ pub struct Broken {
     pub version: i64,
     pub failure: Failure,
     pub is_due: bool,
-    /// Whether this was its last error already.
+    /// Whether this was already its last error.
     pub is_known: bool,
-    /// Whether it rests anyway.
+    /// Whether the rule is on hold anyway.
     pub is_held: bool,
 }
 
-/// The JSON at this place of a row, by the names of its fields.
+/// Reads the JSON at this ordinal of a row, by the names of its fields.
 fn part<T: DeserializeOwned>(row: &spi::Row<'_>, ordinal: usize) -> Result<T, TtlError> {
     let values = row.get::<JsonB>(ordinal)?.map(|json| json.0).unwrap_or_default();
     serde_json::from_value(values).map_err(|_| TtlError::Mismatch)
 }
 
 impl Catalog {
-    /// The query that [`Self::rule`] reads the rows of: the number and version of a rule, its options, what it is bound to, how it is
-    /// doing, and its columns.
+    /// Returns the query whose rows [`Self::rule`] reads: id, version, options, bound objects, state and columns of
+    /// each rule.
     pub(super) fn rules_sql(&self, condition: &str) -> String {
         format!(
             "SELECT t.id, t.version, {options},
@@ -214,7 +214,7 @@ impl Catalog {
         )
     }
 
-    /// A rule, or why it cannot be swept.
+    /// Reads a rule from a row, or returns why it cannot be swept.
     pub(super) fn rule(&self, row: &spi::Row<'_>) -> Result<Rule, Broken> {
         let number = |ordinal| row.get::<i64>(ordinal).ok().flatten().unwrap_or_default();
         let (id, version) = (number(1), number(2));
@@ -236,7 +236,7 @@ impl Catalog {
         }
     }
 
-    /// The rule at a row, but for its state.
+    /// Reads a rule from a row, except for its state.
     fn read_rule(&self, id: i64, version: i64, row: &spi::Row<'_>) -> Result<impl FnOnce(State) -> Rule, TtlError> {
         let options = rules::options(row, 3)?;
         let bound: Bound = part(row, 4)?;
@@ -294,10 +294,10 @@ impl Catalog {
     }
 }
 
-/// Refuses a rule whose columns are not those that it was registered for.
+/// Fails if a rule's columns are not those it was registered for.
 fn check_columns(row: &spi::Row<'_>, state: &State) -> Result<(), Failure> {
     Columns::read(row, 6)?.check().map_err(|error| {
-        // What was said when the column went tells more.
+        // The error recorded when the column was dropped says more.
         let known = state.last_error.as_deref().and_then(|known| known.strip_prefix("42703: "));
         let failure = Failure::from(error);
         match known {

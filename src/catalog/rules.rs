@@ -10,12 +10,12 @@ use pgrx::pg_sys::Oid;
 use pgrx::spi::quote_identifier;
 use serde::Serialize;
 
-/// A rule as the catalog has it.
+/// A rule as stored in the catalog.
 pub struct StoredRule {
     pub id: i64,
-    /// The rule that softly deletes what this one removes.
+    /// The rule that soft-deletes the rows this one removes.
     pub purges: Option<i64>,
-    /// The owner of the table when it was registered.
+    /// The owner of the table when the rule was registered.
     pub registered_for: Oid,
     pub options: Options,
     pub index: Option<RuleIndex>,
@@ -24,33 +24,33 @@ pub struct StoredRule {
 /// The index of a rule.
 pub struct RuleIndex {
     pub name: String,
-    /// `None` before it is looked up, or when it is gone.
+    /// `None` before the index is looked up, or if it is gone.
     pub oid: Option<Oid>,
     pub made_by_us: bool,
-    /// Whether it is there and complete.
+    /// Whether the index exists and is complete.
     pub is_valid: bool,
 }
 
-/// What a registration writes, by the names of the catalog's columns.
+/// The values that a registration writes, by the names of the catalog's columns.
 #[derive(Serialize)]
 pub struct Definition<'a> {
     #[serde(flatten)]
     pub options: &'a Options,
     /// The columns the filter reads.
     pub filter_columns: Vec<String>,
-    /// Of a rule on an expression: the columns it reads, and its type.
+    /// For a rule on an expression: the columns it reads, and its type.
     pub expression_columns: Option<Vec<String>>,
     pub expression_type: Option<String>,
     pub index_name: Option<&'a str>,
     pub index_created_by_extension: bool,
-    /// The rule that softly deletes what this one removes.
+    /// The rule that soft-deletes the rows this one removes.
     pub purges: Option<i64>,
 }
 
-/// Whether a rule is on the column with the number `$2`, or, without one, on the expression `$3`.
+/// SQL for whether a rule is on the column number `$2` or, if that is NULL, on the expression `$3`.
 const ON_SUBJECT: &str = "CASE WHEN b.attnum IS NULL THEN $2 IS NULL AND t.column_name = $3 ELSE b.attnum = $2 END";
 
-/// The columns that a row has, and what they are set to.
+/// Returns the names of a row's columns, and their values.
 fn columns(row: &impl Serialize) -> (String, JsonB) {
     let values = serde_json::to_value(row).unwrap_or_default();
     let names: Vec<_> = values.as_object().into_iter().flatten().map(|(name, _)| quote_identifier(name)).collect();
@@ -58,7 +58,7 @@ fn columns(row: &impl Serialize) -> (String, JsonB) {
 }
 
 impl Catalog {
-    /// The rule on a column, or on an expression in its canonical form, locked until the transaction ends.
+    /// Returns the rule on a column, or on an expression in canonical form, and locks it until the transaction ends.
     pub fn find(&self, relid: Oid, attnum: Option<i16>, name: &str) -> Result<Option<StoredRule>, TtlError> {
         let sql = format!(
             "SELECT t.id, t.index_name, t.index_created_by_extension,
@@ -76,9 +76,9 @@ impl Catalog {
         rows.into_iter().next().transpose()
     }
 
-    /// The TTL column of the rule that purges for a rule, if there is one.
+    /// Returns the TTL column of the rule that purges for rule `id`, if there is one.
     pub fn purge_of(&self, id: i64) -> Result<Option<String>, TtlError> {
-        // Anybody may have written a rule on a table of his own that says to purge for this one.
+        // Any user may have written a rule on another table that claims to purge for this one.
         let sql = format!(
             "SELECT p.column_name FROM {schema}.ttl_index_table p JOIN {schema}.ttl_binding own ON own.rule_id = p.id
              JOIN {schema}.ttl_binding b ON b.relid = own.relid WHERE p.purges = $1 AND b.rule_id = $1",
@@ -88,7 +88,7 @@ impl Catalog {
         Ok(found.into_iter().flatten().next())
     }
 
-    /// Has the rule that purges for a rule rest while that does.
+    /// Pauses or resumes the rule that purges for rule `id` along with that rule.
     pub fn pause_with(&self, id: i64) -> Result<(), TtlError> {
         let sql = format!(
             "UPDATE {schema}.ttl_index_table p SET active = t.active
@@ -100,7 +100,7 @@ impl Catalog {
         self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
     }
 
-    /// Registers a rule, and tells its number.
+    /// Registers a rule and returns its id.
     pub fn insert(
         &self,
         schema: &str,
@@ -126,7 +126,7 @@ impl Catalog {
         }
     }
 
-    /// Writes the row of a rule, by the names of its columns, and tells its number.
+    /// Inserts a rule's row, by the names of its columns, and returns its id.
     pub(super) fn insert_row(&self, row: &impl Serialize) -> Result<i64, TtlError> {
         let (columns, values) = columns(row);
         let sql = format!(
@@ -138,13 +138,13 @@ impl Catalog {
         Ok(ids.into_iter().flatten().next().unwrap_or_default())
     }
 
-    /// Binds a rule to what its names mean now, because somebody has said so.
+    /// Binds a rule to what its names mean now, because a user has just defined it.
     fn confirm(&self, id: i64) -> Result<(), TtlError> {
         self.release(Some(id))?;
         self.bind(id, Binding::Registered)
     }
 
-    /// Redefines a rule. Statistics and a pause stay; a fault of the old definition is forgotten.
+    /// Redefines a rule. Statistics and a pause are kept; errors of the old definition are cleared.
     pub fn update(&self, id: i64, definition: &Definition<'_>) -> Result<(), TtlError> {
         let (columns, values) = columns(definition);
         let sql = format!(
@@ -160,11 +160,11 @@ impl Catalog {
             spi::execute(&sql, &[values.into(), id.into()])?;
             spi::execute(&forgive, &[id.into()])
         })?;
-        // The same names may be other objects by now: the old ones were dropped, and the rule is to use these.
+        // The names may refer to new objects by now, which the rule must use: the old ones were dropped.
         self.confirm(id)
     }
 
-    /// Has a rule know its index, which a worker has made.
+    /// Binds a rule to the index that a worker has built.
     pub fn bind_index(&self, rule: &Rule, name: &str, is_ours: bool) -> Result<(), TtlError> {
         let rename = format!(
             "UPDATE {}.ttl_index_table SET index_name = $3, index_created_by_extension = $4
@@ -194,7 +194,7 @@ impl Catalog {
         self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
     }
 
-    /// Pauses or resumes one rule of a table, or every rule; tells how many changed. A restored rule that rests is resumed, too.
+    /// Pauses or resumes one rule of a table, or all; returns how many changed. Resuming releases restored rules.
     pub fn set_active(&self, relid: Oid, subject: Option<(Option<i16>, &str)>, active: bool) -> Result<i32, TtlError> {
         let chosen = format!(
             "b.rule_id = t.id AND b.relid = $1
@@ -242,14 +242,14 @@ fn stored_rule(row: &spi::Row<'_>) -> Result<StoredRule, TtlError> {
     })
 }
 
-/// SQL for the options of a rule, as JSON. Nothing else of its row: what users can have written there may be long.
+/// Returns SQL for a rule's options as JSON. The rest of the row is left out: users may have written long values there.
 pub(super) fn options_of(table: &str) -> String {
     let pairs: Vec<_> =
         Options::names().iter().map(|name| format!("'{name}', {table}.{}", quote_identifier(name))).collect();
     format!("jsonb_build_object({})", pairs.join(", "))
 }
 
-/// The options that [`options_of`] has put at this place of a row.
+/// Reads the options that [`options_of`] has put at this ordinal of a row.
 pub(super) fn options(row: &spi::Row<'_>, ordinal: usize) -> Result<Options, TtlError> {
     let values = row.get::<JsonB>(ordinal)?.map(|json| json.0).unwrap_or_default();
     Ok(serde_json::from_value(values).map_err(|error| Invalid::Other(error.to_string()))?)

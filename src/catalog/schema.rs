@@ -1,7 +1,7 @@
-//! Which schemas of the extension this library serves.
+//! Which versions of the extension's schema this library serves.
 //!
-//! A package may be upgraded long before `ALTER EXTENSION … UPDATE`, and a schema before the server is restarted. Until both fit, or
-//! if somebody has changed the extension's tables by hand, the library leaves the database alone: no query may fail for it.
+//! A package may be upgraded long before `ALTER EXTENSION … UPDATE`, and a schema before the server restarts. Until
+//! they match, or if a user has altered the tables by hand, the library leaves the database alone: no query may fail.
 
 use crate::error::{TtlError, Unserved};
 use crate::pg::memo::Memo;
@@ -9,11 +9,11 @@ use crate::pg::{process, spi};
 use pgrx::pg_sys::{InvalidOid, Oid};
 use std::rc::Rc;
 
-/// The versions that are served, each with the digest of its schema that [`DIGEST`] computes. A release adds a line and takes none
-/// away before the next major version.
+/// The versions that are served, each with the [`DIGEST`] of its schema. A release adds a line; no line is removed
+/// before the next major version.
 const SERVED: [(&str, &str); 1] = [("4.0.0", "1af81bcc5faa279038cb66381db96225")];
 
-/// The names and types of all columns and functions that belong to the extension `e`.
+/// SQL for a digest of the names and types of all columns and functions that belong to the extension `e`.
 const DIGEST: &str = "SELECT md5(string_agg(part, ' ' ORDER BY part COLLATE \"C\"))
      FROM pg_depend d
      CROSS JOIN LATERAL (
@@ -29,11 +29,11 @@ const DIGEST: &str = "SELECT md5(string_agg(part, ' ' ORDER BY part COLLATE \"C\
          WHERE d.classid = 'pg_proc'::regclass AND p.oid = d.objid AND p.pronamespace = e.extnamespace) AS parts (part)
      WHERE d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'";
 
-/// What a database has of the extension.
+/// What a database has installed of the extension.
 struct Installed {
-    /// All its tables, that of the rules first.
+    /// All of the extension's tables, the table of rules first.
     tables: Vec<Oid>,
-    /// Why they are not served, if they are not.
+    /// Why the library does not serve them, if it does not.
     unserved: Option<Unserved>,
 }
 
@@ -48,7 +48,7 @@ fn installed() -> Result<Rc<Installed>, TtlError> {
     })
 }
 
-/// The tables of the extension, that of the rules first, if this library serves them.
+/// Returns the extension's tables, the table of rules first, if this library serves them.
 pub fn tables() -> Result<Vec<Oid>, TtlError> {
     let installed = installed()?;
     match &installed.unserved {
@@ -58,20 +58,20 @@ pub fn tables() -> Result<Vec<Oid>, TtlError> {
     }
 }
 
-/// The relations that change when something else is installed; any relation, if there is nothing.
+/// Returns the relations that change when the installed schema does; any relation, if nothing is installed.
 pub fn watched() -> Result<Vec<Oid>, TtlError> {
     Ok(watching(&installed()?.tables))
 }
 
 fn watching(tables: &[Oid]) -> Vec<Oid> {
-    // The extension is there before its tables are.
+    // The extension exists before its tables do.
     if tables.is_empty() { vec![InvalidOid] } else { tables.to_vec() }
 }
 
-/// What there is, with the relations whose changes may change that. Nothing in here can fail, whatever the schema looks like.
+/// Returns what is installed, and the relations whose changes may change that. No schema can make it fail.
 fn look() -> Result<(Vec<Oid>, Installed), TtlError> {
     let nothing = || (vec![InvalidOid], Installed { tables: Vec::new(), unserved: None });
-    // Most databases have none of it, and any change of theirs may be its coming: this is cheaper than a query.
+    // Most databases lack the extension, and any change in them may create it: this is cheaper than a query.
     if !process::has_extension() {
         return Ok(nothing());
     }

@@ -11,8 +11,7 @@ impl Catalog {
         Ok(on == [Some(true)])
     }
 
-    /// Switches sweeping on or off. Returns `false` if it was on or off already. Rules that wait after a restore no longer do when
-    /// it is switched on.
+    /// Switches sweeping on or off. Returns `false` if it already was. Switching on releases rules held by a restore.
     pub fn set_sweeping(&self, on: bool) -> Result<bool, TtlError> {
         if on {
             let sql = format!("DELETE FROM {}.ttl_worker_off", self.schema);
@@ -24,7 +23,7 @@ impl Catalog {
         }
     }
 
-    /// Why sweeping is off, if nobody has asked for that.
+    /// Returns why sweeping is off, unless a user has switched it off.
     pub fn off_because(&self) -> Result<Option<String>, TtlError> {
         let sql = format!("SELECT because FROM {}.ttl_worker_off", self.schema);
         Ok(self.with_rights(|| spi::read(&sql, &[], |row| row.get(1)))?.into_iter().flatten().next())
@@ -35,20 +34,20 @@ impl Catalog {
         Ok(self.with_rights(|| spi::execute(&sql, &[because.into()]))? > 0)
     }
 
-    /// Whether the rows of this database may come from the recovery with this number, and nobody has looked at them since.
+    /// Whether this database's rows may come from the recovery with this number, not acknowledged here yet.
     pub fn is_recovered(&self, recovery: i64) -> Result<bool, TtlError> {
         let sql = format!("SELECT NOT EXISTS (SELECT FROM {}.ttl_recovery WHERE id = $1)", self.schema);
         Ok(self.with_rights(|| spi::read(&sql, &[recovery.into()], |row| row.get(1)))? == [Some(true)])
     }
 
-    /// Takes note of a recovery, and switches sweeping off because of it if that is asked for. Returns whether it was on.
+    /// Records a recovery and, if `holds`, switches sweeping off. Returns whether it was on and is now off.
     pub fn acknowledge_recovery(&self, recovery: i64, holds: bool) -> Result<bool, TtlError> {
         let sql = format!("INSERT INTO {}.ttl_recovery (id) VALUES ($1) ON CONFLICT DO NOTHING", self.schema);
         self.with_rights(|| spi::execute(&sql, &[recovery.into()]))?;
         if holds { self.switch_off(Some("recovery")) } else { Ok(false) }
     }
 
-    /// Whether a worker is in this database, as the server sees it.
+    /// Whether this database has a worker, according to the server.
     pub fn has_worker(&self) -> Result<bool, TtlError> {
         let sql = format!(
             "SELECT EXISTS (SELECT FROM {}.ttl_worker_status() WHERE database_name = current_database())",

@@ -1,4 +1,5 @@
-//! What a role may know of rules: how those on tables that it may read are doing, and of its own and as a monitor what went wrong.
+//! What a role may see of rules: the state of rules on tables it may read, and error messages if it has the rights of
+//! the table's owner or of `pg_monitor`.
 
 use super::Catalog;
 use crate::error::TtlError;
@@ -10,22 +11,22 @@ pub struct Visible {
     pub id: i64,
     pub relid: Oid,
     pub index: Option<Oid>,
-    /// What stopped it or blocks its rows: SQLSTATE, and for those who may know of its rows the message.
+    /// The error that stopped the rule or blocks its rows: SQLSTATE, and message if the role may see its rows.
     pub last_error: Option<String>,
-    /// The same of its index.
+    /// The error of building its index, in the same way.
     pub index_error: Option<String>,
 }
 
-/// SQL over the table `c` of a rule, and a role, the first parameter.
+/// SQL for whether the role `$1` may see messages that quote rows of a rule's table `c`.
 const SEES_ROWS: &str = "(pg_has_role($1, 'pg_monitor', 'USAGE') OR pg_has_role($1, c.relowner, 'USAGE'))";
 
 impl Catalog {
-    /// All of them.
+    /// Returns the rules that the current role may see.
     pub fn visible(&self) -> Result<Vec<Visible>, TtlError> {
         self.visible_where("true", None)
     }
 
-    /// Whether a rule is one of them.
+    /// Whether the current role may see a rule.
     pub fn is_visible(&self, id: i64) -> Result<bool, TtlError> {
         Ok(!self.visible_where("t.id = $2", Some(id))?.is_empty())
     }
@@ -54,12 +55,12 @@ impl Catalog {
         })
     }
 
-    /// The numbers of those rules.
+    /// Returns the ids of the rules that the current role may see.
     pub fn visible_rules(&self) -> Result<Vec<i64>, TtlError> {
         Ok(self.visible()?.into_iter().map(|rule| rule.id).collect())
     }
 
-    /// The errors in the history that the current role may read, by the number of the entry.
+    /// Returns the errors in the history that the current role may read, with the ids of their entries.
     pub fn history_errors(&self) -> Result<Vec<(i64, String)>, TtlError> {
         let sql = format!(
             "SELECT l.id, l.error FROM {schema}.ttl_history_log l

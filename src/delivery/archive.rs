@@ -7,24 +7,24 @@ use crate::pg::{access, spi, storage};
 use pgrx::pg_sys::{self, Oid};
 use pgrx::spi::quote_identifier;
 
-/// An archive, for the rows of one relation.
+/// An archive for the rows of one relation.
 pub struct Archive {
     relid: Oid,
     /// Qualified and quoted.
     pub name: String,
-    /// The columns that are copied, quoted.
+    /// The copied columns, quoted.
     pub columns: Vec<String>,
     shape: Shape,
 }
 
 impl Archive {
-    /// The archive, if every column of `source` has its place there, and nothing is missing in a row that comes from it.
-    /// Locks it as an INSERT does.
+    /// Opens the archive, if it has every column of `source` and needs no value that a row from there lacks. Locks it
+    /// as an INSERT does.
     pub fn open(relid: Oid, source: Oid, owner: Oid) -> Result<Self, TtlError> {
         let shape = relation::lock(relid, Lock::Change).ok_or(TtlError::UnknownTable(relid.to_u32()))?;
         storage::check(relid)?;
         let name = shape.qualified_name();
-        // Its triggers, and those of its partitions, run with the rights of the owner of the rows.
+        // Triggers of the archive and its partitions run with the rights of the rows' owner.
         let others = spi::query(
             "SELECT FROM pg_class WHERE oid = ANY ($1) AND relowner <> $2",
             &[tree(relid).into(), owner.into()],
@@ -61,7 +61,7 @@ impl Archive {
         Ok(Self { relid, name, columns: copied, shape })
     }
 
-    /// Refuses an archive that is the table itself or has a part in common with it, and one that a crash would empty.
+    /// Refuses an archive whose tree overlaps with the table's, and one that a crash would empty.
     pub fn check_apart(relid: Oid, table: Oid) -> Result<(), TtlError> {
         let parts = tree(table);
         if tree(relid).iter().any(|part| parts.contains(part)) {
@@ -79,8 +79,8 @@ impl Archive {
         }
     }
 
-    /// Refuses an archive from which other rules move rows on until they are back in `table`: they would go round for ever. `but` is
-    /// the rule that is asked about.
+    /// Refuses an archive from which other rules move rows back to `table`: rows would circulate forever. `but` is the
+    /// rule being checked.
     pub fn check_end(catalog: &Catalog, relid: Oid, table: Oid, but: Option<i64>) -> Result<(), TtlError> {
         let moves = catalog.archives(but)?;
         let (parts, mut reached) = (tree(table), vec![relid]);
@@ -99,24 +99,24 @@ impl Archive {
         Ok(())
     }
 
-    /// As for the leaf: statements name it, and are to mean what they meant.
+    /// Locks the archive and checks that it is unchanged: statements name it, and must keep their meaning.
     pub fn is_unchanged(&self) -> bool {
         relation::lock(self.relid, Lock::Change).as_ref() == Some(&self.shape)
     }
 }
 
-/// A column of either table: its type and modifier in both.
+/// A column of either table, with its type and modifier in both.
 struct Column {
     name: String,
     source: Option<(Oid, i32)>,
     archive: Option<(Oid, i32)>,
     is_generated: bool,
-    /// Whether a row that comes from the source has a value for it, or needs none.
+    /// Whether a row from the source has a value for the column, or needs none.
     is_filled: bool,
 }
 
 impl Column {
-    /// Whether it is copied; one that the archive computes itself is not.
+    /// Whether the column is copied; a column that the archive generates is not.
     fn fits(&self, archive: &str) -> Result<bool, TtlError> {
         match (self.source, self.archive) {
             (Some(_), None) => Err(TtlError::ArchiveMissing { archive: archive.into(), column: self.name.clone() }),
@@ -131,7 +131,7 @@ impl Column {
     }
 }
 
-/// Conversions that lose nothing, beside those that change nothing.
+/// Lossless conversions, besides those that change nothing.
 const WIDENING: [(Oid, &[Oid]); 5] = [
     (pg_sys::INT2OID, &[pg_sys::INT4OID, pg_sys::INT8OID, pg_sys::NUMERICOID]),
     (pg_sys::INT4OID, &[pg_sys::INT8OID, pg_sys::NUMERICOID, pg_sys::FLOAT8OID]),
@@ -140,7 +140,7 @@ const WIDENING: [(Oid, &[Oid]); 5] = [
     (pg_sys::DATEOID, &[pg_sys::TIMESTAMPOID]),
 ];
 
-/// Whether every value of one type, with its modifier, can be kept in another as it is.
+/// Whether one type, with its modifier, can hold every value of another unchanged.
 fn keeps_value((from, from_modifier): (Oid, i32), (to, to_modifier): (Oid, i32)) -> bool {
     let (from, from_modifier) = access::base_type_and_modifier(from, from_modifier);
     let (to, to_modifier) = access::base_type_and_modifier(to, to_modifier);

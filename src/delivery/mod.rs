@@ -1,4 +1,4 @@
-//! Where expired rows go: to an archive, to a function, to a channel. Checked when a rule is registered, delivered when rows go.
+//! Where expired rows go: an archive, a function, a channel. Checked at registration, delivered when rows are removed.
 
 mod archive;
 
@@ -13,26 +13,26 @@ pub use archive::Archive;
 use pgrx::pg_sys::Oid;
 use serde_json::json;
 
-/// What PostgreSQL takes as the payload of a NOTIFY, in bytes.
+/// The longest payload that NOTIFY accepts, in bytes.
 const LONGEST_PAYLOAD: usize = 7_999;
 
 const LARGEST_PIECE: usize = 64 << 20;
 
-/// What is said of a rule on an expression.
+/// The longest rule name in a notification: a rule on an expression has its text as name.
 const LONGEST_NAME: usize = 1_000;
 
-/// What a removal returns of its rows.
+/// The data that a removal returns about its rows.
 #[derive(Clone, Default)]
 pub struct Delivery {
-    /// The archive, and the columns that are copied.
+    /// The archive and the copied columns.
     pub archive: Option<(String, Vec<String>)>,
-    /// Whether the rows themselves are asked for.
+    /// Whether the rows themselves are needed.
     pub wants_rows: bool,
-    /// The columns of the primary key, if the range of keys is asked for.
+    /// The columns of the primary key, if the range of keys is needed.
     pub keys: Option<Vec<String>>,
 }
 
-/// Rows that a statement has removed, and their range, as JSON.
+/// The rows that a statement has removed, and their range, as JSON.
 #[derive(Debug, Default)]
 pub struct Taken {
     pub rows: Option<String>,
@@ -64,13 +64,13 @@ pub fn check(table: &Table, options: &Options) -> Result<(), TtlError> {
     Ok(())
 }
 
-/// Refuses an archive from which rows would come back to the table. `id` is the rule's, if it has one already.
+/// Refuses an archive from which rows would come back to the table. `id` is the rule's ID, if it has one already.
 pub fn check_end(catalog: &Catalog, table: Oid, options: &Options, id: Option<i64>) -> Result<(), TtlError> {
     let Some(archive) = &options.archive_to else { return Ok(()) };
     Archive::check_end(catalog, table_oid(archive)?, table, id)
 }
 
-/// Opens the archive of a rule for the rows of a relation, and says what its removals are to return.
+/// Opens a rule's archive for the rows of a relation, and returns what its removals must return.
 pub fn open(rule: &Rule, relid: Oid) -> Result<(Option<Archive>, Option<Delivery>), TtlError> {
     if !rule.options.delivers() {
         return Ok((None, None));
@@ -88,8 +88,7 @@ fn names(key: Vec<KeyColumn>) -> Vec<String> {
     key.into_iter().map(|column| column.name).collect()
 }
 
-/// Puts arrays together, which have come of rows that had to be removed one by one, but for what PostgreSQL could not hold in one
-/// value.
+/// Joins arrays of rows that had to be removed one by one, up to the size that PostgreSQL can hold in one value.
 fn pieces<'a>(arrays: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut pieces: Vec<String> = Vec::new();
     for elements in arrays.map(|array| &array[1..array.len() - 1]) {
@@ -104,11 +103,11 @@ fn pieces<'a>(arrays: impl Iterator<Item = &'a str>) -> Vec<String> {
     pieces.into_iter().map(|piece| format!("[{piece}]")).collect()
 }
 
-/// Calls the function of a rule with rows that go, in their transaction: if it fails, they stay.
+/// Calls a rule's function with removed rows, in their transaction: if the function fails, the rows stay.
 pub fn call(rule: &Rule, taken: &[Taken]) -> Result<(), TtlError> {
     let Some(function) = &rule.options.on_expire else { return Ok(()) };
     let call = format!("SELECT {function}($1::regclass, $2::jsonb)");
-    // What it does to the table is not the sweep's doing.
+    // Changes that the function makes to the table are not the sweep's.
     let _paused = UnderWay::pause();
     for rows in pieces(taken.iter().filter_map(|taken| taken.rows.as_deref())) {
         in_sandbox(rule, || spi::execute(&call, &[rule.relid.into(), rows.into()]))?;
@@ -116,7 +115,7 @@ pub fn call(rule: &Rule, taken: &[Taken]) -> Result<(), TtlError> {
     Ok(())
 }
 
-/// Tells who listens of a batch, when it commits.
+/// Notifies listeners of a batch when it commits.
 pub fn tell(rule: &Rule, relation: &str, removed: i64, taken: &[Taken]) -> Result<(), TtlError> {
     if removed == 0 {
         return Ok(());
@@ -133,7 +132,7 @@ pub fn tell(rule: &Rule, relation: &str, removed: i64, taken: &[Taken]) -> Resul
     notify(rule, relation, action, Some(removed), range)
 }
 
-/// Sends a notification, if the rule has a channel for it.
+/// Sends a notification, if the rule has a channel.
 pub fn notify(
     rule: &Rule,
     relation: &str,
@@ -145,7 +144,7 @@ pub fn notify(
     let (table, rule) = (&rule.table, &rule.name[..rule.name.floor_char_boundary(LONGEST_NAME)]);
     let facts =
         json!({ "table": table, "rule": rule, "relation": relation, "action": action, "count": count }).to_string();
-    // The range is put in as it came from the server, so that no digit of a number is lost.
+    // The range is inserted as it came from the server, so that no digit of a number is lost.
     let full = range.map(|range| format!("{},\"range\":{range}}}", &facts[..facts.len() - 1]));
     let payload = full.filter(|full| full.len() <= LONGEST_PAYLOAD).unwrap_or(facts);
     spi::execute("SELECT pg_notify($1, $2)", &[channel.as_str().into(), payload.into()])?;

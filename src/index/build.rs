@@ -1,5 +1,5 @@
-//! Making the index of a rule without keeping anybody from writing: in the transactions of `CREATE INDEX CONCURRENTLY`, in a
-//! worker of its own, because it waits for the transactions of others.
+//! Building a rule's index without blocking writers: in the transactions of `CREATE INDEX CONCURRENTLY`, and in a
+//! worker of its own, because it waits for other transactions.
 
 use super::{PREFIX, command, free_name};
 use crate::catalog::{Catalog, Rule};
@@ -18,12 +18,13 @@ use std::time::Duration;
 
 const SCOPE: Scope = Scope::Transaction;
 
-/// Makes the index, if it is not there; tells whether it did. A partitioned table has that of every partition made first, so that
-/// its own takes no time. Ends early if the rule changes.
+/// Builds the rule's index, unless an equivalent one exists, and binds it. Returns whether one was bound. For a
+/// partitioned table, every partition's index is built first, so that the parent's takes no time. Ends early if the
+/// rule changes.
 pub fn run(catalog: &Catalog, rule: &Rule) -> Result<bool, Failure> {
     let Some(wished) = &rule.state.pending_index else { return Ok(false) };
     rule.check_owner()?;
-    // A worker that was started anew may not know that somebody is at it.
+    // A restarted worker may not know that another builder is at work.
     let progress = Progress {
         rule_id: rule.id,
         relid: rule.relid.to_u32(),
@@ -34,7 +35,7 @@ pub fn run(catalog: &Catalog, rule: &Rule) -> Result<bool, Failure> {
     if !shmem::claim_building(progress) {
         return Ok(false);
     }
-    // The table may have become another's since the rule was registered.
+    // Another extension may have taken over the table since the rule was registered.
     SCOPE.attempt(|| storage::check(rule.relid).and_then(|()| storage::check_concurrent_index(rule.relid)))?;
     let predicate = SCOPE.attempt(|| in_sandbox(rule, || predicate(rule)))?;
     let build = Build { catalog, rule, predicate };
@@ -66,13 +67,13 @@ pub fn run(catalog: &Catalog, rule: &Rule) -> Result<bool, Failure> {
 struct Build<'a> {
     catalog: &'a Catalog,
     rule: &'a Rule,
-    /// Of the index: what holds for all rows in it.
+    /// The predicate of the index.
     predicate: Option<String>,
 }
 
 impl Build<'_> {
-    /// Makes the index of one relation; returns its name, and whether it is ours. An equivalent one that is there will do; what is
-    /// left of an attempt that failed is dropped.
+    /// Builds the index of one relation. Returns its name, and whether it is ours. An equivalent index is used if there
+    /// is one; what a failed attempt left behind is dropped.
     fn make(&self, relid: Oid, wished: Option<&String>) -> Result<Option<(String, bool)>, Failure> {
         let rule = self.rule;
         let existing = SCOPE.attempt(|| {
@@ -109,14 +110,14 @@ impl Build<'_> {
         Ok(is_made.then_some((name, true)))
     }
 
-    /// Whether the rule is still the one that the index is for, to be asked with the lock of the table held. Whoever drops or
-    /// changes the rule ends the builders that he sees, and then waits for that lock: so either he sees us, or we see here
-    /// what he did. Otherwise an index could be left that no rule knows.
+    /// Whether the rule is still the one that the index is for. Must be called with the table locked. A session that
+    /// drops or changes the rule stops the builders it sees, and then waits for that lock: so either it sees us, or we
+    /// see its change here. Otherwise an index could be left that no rule knows.
     fn is_wanted(&self) -> Result<bool, TtlError> {
         Ok(!spi::with_latest_snapshot(|| self.catalog.has_changed(self.rule))?)
     }
 
-    /// The index that has the rule's name for it, made for what the rule said before.
+    /// Returns the invalid index with the rule's index name, built for an earlier definition of the rule.
     fn invalid_of_name(&self, relid: Oid, wished: Option<&String>) -> Result<Option<Oid>, TtlError> {
         let found = spi::read(
             "SELECT i.indexrelid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
@@ -127,7 +128,7 @@ impl Build<'_> {
         Ok(found.into_iter().flatten().next())
     }
 
-    /// Drops what is left of an attempt, if it was ours: users may make an index at this moment, too.
+    /// Drops what an attempt left behind, if it was ours: users may be building an index at this moment, too.
     fn drop(&self, index: Oid) -> Result<(), Failure> {
         let name = SCOPE.attempt(|| {
             let is_ours = access::relation_name(index).is_some_and(|name| name.starts_with(PREFIX));
@@ -141,7 +142,7 @@ impl Build<'_> {
         Ok(())
     }
 
-    /// The schema of a relation, and a name for its index: that which was wished for, if it is free.
+    /// Returns the schema of a relation, and a name for its index: `wished`, if that is free.
     fn name(&self, relid: Oid, wished: Option<&String>) -> Result<(String, String), TtlError> {
         let column = self.rule.attnum.map(|_| self.rule.name.as_str());
         let (schema, table) = Regclass(relid).split_name().ok_or(TtlError::UnknownTable(relid.to_u32()))?;
@@ -156,7 +157,7 @@ impl Build<'_> {
     }
 }
 
-/// Every partition of the rule's table that has rows of its own and its owner.
+/// Returns every partition of the rule's table that stores rows and has the same owner.
 fn partitions(rule: &Rule) -> Result<Vec<Oid>, TtlError> {
     spi::read(
         "SELECT c.oid FROM pg_partition_tree($1) AS tree JOIN pg_class c ON c.oid = tree.relid
@@ -166,7 +167,7 @@ fn partitions(rule: &Rule) -> Result<Vec<Oid>, TtlError> {
     )
 }
 
-/// As at registration: the filter, if that is immutable, and the mark.
+/// Returns the index predicate, as at registration: the filter, if it is immutable, and the mark.
 fn predicate(rule: &Rule) -> Result<Option<String>, TtlError> {
     let filter = rule.options.filter.as_deref();
     let filter = filter.map(|filter| expression::check_stored(rule.relid, filter, Purpose::Filter)).transpose()?;

@@ -1,4 +1,4 @@
-//! The index a rule needs: found among those the table has, or made.
+//! The index a rule needs: found among the table's indexes, or created.
 
 use super::{command, free_name};
 use crate::catalog::RuleIndex;
@@ -10,7 +10,7 @@ use crate::table::{Subject, Table};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::quote_qualified_identifier;
 
-/// Finds or makes the index. `author` is the role whose words the conditions are: the index is made as that role.
+/// Finds or creates the index. `author` is the role that wrote the conditions; the index is created as that role.
 pub fn ensure(
     table: &Table,
     subject: &Subject,
@@ -34,7 +34,7 @@ pub fn ensure(
             method: &method.to_string(),
             condition: predicate.timeless().as_deref(),
             at_once: false,
-            // An index without the mark in its predicate would have marked rows scanned again by every sweep.
+            // With an index that lacks the mark in its predicate, every sweep would scan marked rows again.
             guarantee: predicate.unmarked().as_deref(),
         })
     })?;
@@ -50,7 +50,7 @@ pub fn ensure(
         if !access::may_create_in(&table.schema, access::current_role()) {
             return Err(TtlError::SchemaPermission(table.schema.clone()));
         }
-        // One that is not valid yet is under way under its name.
+        // An index that is not valid yet is being built under its name.
         let pending = current.filter(|index| index.made_by_us && !index.is_valid);
         let (name, oid) = pending.map_or((name, None), |index| (index.name.clone(), index.oid));
         return Ok(Some(RuleIndex { name, oid, made_by_us: true, is_valid: false }));
@@ -61,10 +61,10 @@ pub fn ensure(
     Ok(Some(RuleIndex { name, oid: None, made_by_us: true, is_valid: true }))
 }
 
-/// Drops an index the extension made. One that is gone already is no error.
+/// Drops an index the extension made. An index that is already gone is not an error.
 pub fn drop(table: &Table, index: &RuleIndex) -> Result<(), TtlError> {
     if let (Some(oid), true) = (index.oid, index.made_by_us) {
-        // One that has become part of the parent's index goes with that, and one that a constraint has taken over with the constraint.
+        // An index attached to a parent's index goes with that; one taken over by a constraint, with the constraint.
         if relation::has_parent(oid) || is_of_constraint(oid)? {
             return Ok(());
         }

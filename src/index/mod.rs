@@ -1,4 +1,4 @@
-//! The index of a rule: its name and definition, which one serves, making it at once or concurrently, and what is left of attempts.
+//! The index of a rule: its name and definition, which one serves, building it at once or concurrently, leftovers.
 
 pub mod build;
 mod ensure;
@@ -13,13 +13,13 @@ use crate::rule::{IndexMethod, Predicate};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::quote_identifier;
 
-/// What names of indexes that we make begin with.
+/// The prefix of the names of indexes that the extension makes.
 const PREFIX: &str = "idx_ttl_";
 
-/// A heap of so many blocks, 128 MB, is read through sooner than an index on it is made.
+/// A heap of this many blocks (128 MB) is scanned faster than an index on it is built.
 pub const SHORT_HEAP: u32 = 16_384;
 
-/// The index of a relation that has the rows of a rule in the order of expiry.
+/// Returns the index of a relation that has the rule's rows in order of expiry.
 pub fn serving(rule: &Rule, relid: Oid) -> Result<Option<Oid>, TtlError> {
     index::serving(&Wanted {
         relid,
@@ -31,7 +31,7 @@ pub fn serving(rule: &Rule, relid: Oid) -> Result<Option<Oid>, TtlError> {
     })
 }
 
-/// The command that makes the index of a relation, `table`, with `CONCURRENTLY ` or nothing for `how`.
+/// Returns the command that creates an index on `table`; `how` is `CONCURRENTLY ` or empty.
 fn command(
     how: &str,
     name: &str,
@@ -48,8 +48,8 @@ fn command(
     )
 }
 
-/// A name for the index of a relation: `idx_ttl_{table}_{column}`, shortened and numbered as PostgreSQL does it. `column` is `None` for
-/// an expression.
+/// Returns a free name for a relation's index: `idx_ttl_{table}_{column}`, shortened and numbered as PostgreSQL does.
+/// `column` is `None` for an expression.
 fn free_name(namespace: Oid, table: &str, column: Option<&str>) -> String {
     let numbers = std::iter::once(None).chain((1..).map(Some));
     let table = format!("{PREFIX}{table}");

@@ -1,10 +1,10 @@
-//! Locks, and the state of the session that a call finds.
+//! Locks, privileges, catalog lookups and session state.
 
 use super::compat;
 use pgrx::pg_sys;
 use std::ffi::{CStr, CString};
 
-/// Locks relations as dropping them, or something on them, does.
+/// Takes AccessExclusiveLock on relations, as dropping them or an object on them does.
 pub fn lock_exclusively(relids: &[pg_sys::Oid]) {
     // SAFETY: takes locks of this transaction; a relation may be gone.
     relids
@@ -12,7 +12,7 @@ pub fn lock_exclusively(relids: &[pg_sys::Oid]) {
         .for_each(|relid| unsafe { pg_sys::LockRelationOid(*relid, pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE) });
 }
 
-/// Locks relations as a query does, and waits for none while it holds another.
+/// Takes AccessShareLock on relations, never waiting for one lock while holding another.
 pub fn lock_for_reading(relids: &[pg_sys::Oid]) {
     let mode = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
     // SAFETY: takes and releases locks of this transaction; a relation may be gone.
@@ -26,14 +26,14 @@ pub fn lock_for_reading(relids: &[pg_sys::Oid]) {
     }
 }
 
-/// Keeps others from dropping, altering or registering `relid` until the end of the transaction; readers and
-/// writers go on.
+/// Keeps other sessions from dropping, altering or registering `relid` until the transaction ends; reads and writes
+/// continue.
 pub fn lock_against_ddl(relid: pg_sys::Oid) {
     // SAFETY: takes a heavyweight lock, released at transaction end; the OID need not exist.
     unsafe { pg_sys::LockRelationOid(relid, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE) };
 }
 
-/// Raises the error PostgreSQL itself has for a command that writes, in recovery or a read-only transaction.
+/// Raises PostgreSQL's own error for a command that writes if in recovery or in a read-only transaction.
 pub fn refuse_if_read_only(command: &str) {
     let Ok(command) = CString::new(command) else { return };
     // SAFETY: both read session state and raise an ordinary error.
@@ -43,7 +43,7 @@ pub fn refuse_if_read_only(command: &str) {
     }
 }
 
-/// The `TimeZone` in force.
+/// The current `TimeZone`.
 pub fn session_time_zone() -> String {
     // SAFETY: TimeZone always exists; the string is copied before anything can change it.
     unsafe { CStr::from_ptr(pg_sys::GetConfigOption(c"TimeZone".as_ptr(), false, false)) }
@@ -51,7 +51,7 @@ pub fn session_time_zone() -> String {
         .into_owned()
 }
 
-/// The `search_path` in force.
+/// The current `search_path`.
 pub fn search_path() -> CString {
     // SAFETY: always exists; the string is copied before anything can change it.
     unsafe { CStr::from_ptr(pg_sys::GetConfigOption(c"search_path".as_ptr(), false, false)) }.to_owned()
@@ -65,25 +65,25 @@ pub fn reserve_setting_prefix(prefix: &CStr) {
     }
 }
 
-/// Whether the server runs for `pg_upgrade`, which must find no activity but its own.
+/// Whether the server is in binary upgrade mode, where `pg_upgrade` must find no activity but its own.
 pub fn in_binary_upgrade() -> bool {
     // SAFETY: set once at server start.
     unsafe { pg_sys::IsBinaryUpgrade }
 }
 
-/// The present, in microseconds since 1970.
+/// The current time, in microseconds since 1970.
 pub fn unix_micros() -> i64 {
     let from_2000 = i64::from(pgrx::datum::datetime_support::clock_timestamp());
     from_2000 + i64::from(pg_sys::POSTGRES_EPOCH_JDATE - pg_sys::UNIX_EPOCH_JDATE) * 86_400_000_000
 }
 
-/// The role whose rights are in force.
+/// The role whose privileges are in force.
 pub fn current_role() -> pg_sys::Oid {
     // SAFETY: reads backend-local state.
     unsafe { pg_sys::GetUserId() }
 }
 
-/// Whether that role may delete from the relation.
+/// Whether the current role may delete from the relation.
 pub fn may_delete(relid: pg_sys::Oid) -> bool {
     // SAFETY: looks into the catalog caches.
     unsafe {
@@ -92,7 +92,7 @@ pub fn may_delete(relid: pg_sys::Oid) -> bool {
     }
 }
 
-/// Whether that role may read every column and every row of the relation.
+/// Whether the current role may read every column and every row of the relation.
 pub fn may_read_all(relid: pg_sys::Oid) -> bool {
     // SAFETY: both look into the catalog caches.
     unsafe {
@@ -102,28 +102,28 @@ pub fn may_read_all(relid: pg_sys::Oid) -> bool {
     }
 }
 
-/// Whether the transaction goes by the snapshot of its beginning.
+/// Whether the transaction keeps the snapshot it started with (REPEATABLE READ and above).
 pub fn has_old_snapshot() -> bool {
     // SAFETY: reads backend-local state.
     unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
 }
 
-/// Whether that role has the rights of another, as superusers have.
+/// Whether the current role has the privileges of `role`, as superusers always do.
 pub fn is_member_of(role: pg_sys::Oid) -> bool {
     // SAFETY: looks into the catalog caches.
     unsafe { pg_sys::has_privs_of_role(pg_sys::GetUserId(), role) }
 }
 
-/// Whether that role is the one that the session has taken on, and not one that a function has.
+/// Whether the current role is the session's own, rather than one that a function has switched to.
 pub fn is_sessions_own_role() -> bool {
     // SAFETY: reads backend-local state.
     unsafe { pg_sys::GetUserId() == pg_sys::GetOuterUserId() }
 }
 
-/// Whether every session has this library: the server loads it, or the settings say that sessions do.
+/// Whether every session loads this library, from either list of preloaded libraries.
 pub fn is_in_every_session() -> bool {
     let setting = |name: &CStr| {
-        // SAFETY: a setting of the server; the string is copied.
+        // SAFETY: a server setting that always exists; the string is copied.
         unsafe { CStr::from_ptr(pg_sys::GetConfigOption(name.as_ptr(), false, false)) }.to_string_lossy().into_owned()
     };
     [c"shared_preload_libraries", c"session_preload_libraries"]
@@ -131,7 +131,7 @@ pub fn is_in_every_session() -> bool {
         .any(|name| setting(name).split(',').any(|library| library.trim().trim_matches('"') == "pg_ttl_index"))
 }
 
-/// Whether no relation of a schema has this name.
+/// Whether no relation in a schema has this name.
 pub fn is_free_name(namespace: pg_sys::Oid, name: &str) -> bool {
     let name = CString::new(name).unwrap_or_default();
     // SAFETY: looks into the catalog caches.
@@ -144,7 +144,7 @@ pub fn namespace_of(relid: pg_sys::Oid) -> pg_sys::Oid {
     unsafe { pg_sys::get_rel_namespace(relid) }
 }
 
-/// Whether a role may make something in a schema.
+/// Whether a role may create objects in a schema.
 pub fn may_create_in(schema: &str, role: pg_sys::Oid) -> bool {
     let Ok(schema) = CString::new(schema) else { return false };
     // SAFETY: looks into the catalog caches.
@@ -163,7 +163,7 @@ pub fn relation_name(relid: pg_sys::Oid) -> Option<String> {
     }
 }
 
-/// Schema and owner of a relation.
+/// The schema and owner of a relation.
 pub fn place_of(relid: pg_sys::Oid) -> Option<(String, pg_sys::Oid)> {
     // SAFETY: looks into the catalog caches; the tuple is valid until it is released, and the name is copied.
     unsafe {
@@ -179,7 +179,7 @@ pub fn place_of(relid: pg_sys::Oid) -> Option<(String, pg_sys::Oid)> {
     }
 }
 
-/// The name of a column, and its type under all domains; `None` for one that was dropped.
+/// The name of a column and its type under all domains; `None` if the column was dropped.
 pub fn column(relid: pg_sys::Oid, attnum: i16) -> Option<(String, pg_sys::Oid)> {
     // SAFETY: looks into the catalog caches; the tuple is valid until it is released, and the name is copied.
     unsafe {
@@ -197,17 +197,17 @@ pub fn column(relid: pg_sys::Oid, attnum: i16) -> Option<(String, pg_sys::Oid)> 
 
 /// The type under all domains.
 pub fn base_type(type_oid: pg_sys::Oid) -> pg_sys::Oid {
-    // SAFETY: looks into the type cache; an OID that is no type is an ordinary error.
+    // SAFETY: looks into the type cache; an OID that is not a type raises an ordinary error.
     unsafe { pg_sys::getBaseType(type_oid) }
 }
 
-/// The type under all domains, with the modifier that holds for it.
+/// The type under all domains, with its type modifier.
 pub fn base_type_and_modifier(type_oid: pg_sys::Oid, mut modifier: i32) -> (pg_sys::Oid, i32) {
-    // SAFETY: looks into the type cache; an OID that is no type is an ordinary error.
+    // SAFETY: looks into the type cache; an OID that is not a type raises an ordinary error.
     (unsafe { pg_sys::getBaseTypeAndTypmod(type_oid, &mut modifier) }, modifier)
 }
 
-/// Takes an advisory lock until the transaction ends, if it is free. It is of a kind that users cannot take.
+/// Takes a transaction-level advisory lock if it is free. Users cannot take locks of this kind.
 pub fn try_advisory_lock(class: u32, id: i64) -> bool {
     // SAFETY: a lock tag like those of pg_advisory_lock, which have 1 or 2 as their last field.
     unsafe {
@@ -226,6 +226,6 @@ pub fn try_advisory_lock(class: u32, id: i64) -> bool {
 
 /// Whether the server is loading `shared_preload_libraries`.
 pub fn is_preloading() -> bool {
-    // SAFETY: a flag of the postmaster.
+    // SAFETY: reads a flag set by the postmaster.
     unsafe { pg_sys::process_shared_preload_libraries_in_progress }
 }

@@ -1,4 +1,4 @@
-//! The bounds of partitions, as PostgreSQL keeps them.
+//! Partition bounds as PostgreSQL stores them.
 
 use super::expression::elements;
 use super::spi;
@@ -6,17 +6,17 @@ use crate::error::TtlError;
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
-/// The ends of a range of the first column of a partition key, each as text that its type reads as the same value again; `None` where
-/// the range has no end.
+/// The range of the first partition key column, as text that its type reads back as the same value. `None` stands for
+/// an unbounded end.
 #[derive(Debug, Default)]
 pub struct Range {
     pub lower: Option<String>,
     pub upper: Option<String>,
 }
 
-/// The range of a partition; `None` if it is not one by a range.
+/// Returns the range of a partition; `None` if it has no range bound.
 pub fn range_of(relid: pg_sys::Oid) -> Option<Range> {
-    // SAFETY: the row of pg_class is valid until it is released, and what is read of it is copied. A bound is a node of its kind.
+    // SAFETY: the pg_class tuple is valid until released, and its values are copied. A bound is a PartitionBoundSpec.
     unsafe {
         let row = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, pg_sys::Datum::from(relid));
         if row.is_null() {
@@ -36,12 +36,12 @@ pub fn range_of(relid: pg_sys::Oid) -> Option<Range> {
     }
 }
 
-/// The first datum of one end, if it is a value.
+/// Returns the first datum of a lower or upper bound, if it is a value.
 ///
 /// # Safety
-/// A list of the datums of a range.
+/// `datums` is the list of lower or upper datums of a range bound.
 unsafe fn first(datums: *mut pg_sys::List) -> Option<String> {
-    // SAFETY: as promised by the caller; a value is a constant, never null, and its text is copied.
+    // SAFETY: as promised by the caller; a value is a non-null constant, and its text is copied.
     unsafe {
         let datum: *mut pg_sys::PartitionRangeDatum = elements(datums).first()?.ptr_value.cast();
         if (*datum).kind != pg_sys::PartitionRangeDatumKind::PARTITION_RANGE_DATUM_VALUE {
@@ -55,8 +55,8 @@ unsafe fn first(datums: *mut pg_sys::List) -> Option<String> {
     }
 }
 
-/// SQL that tells whether a column, by its name, is part of the partition key of a relation, or an expression in it uses it:
-/// PostgreSQL has such a column depend on its own table.
+/// SQL that tells whether a column, given by name, is in the partition key of a relation, directly or in an expression:
+/// PostgreSQL records that such a column depends on its own table.
 pub fn partition_key_sql(relid: &str, column: &str) -> String {
     format!(
         "EXISTS (SELECT FROM pg_partitioned_table p
@@ -67,7 +67,7 @@ pub fn partition_key_sql(relid: &str, column: &str) -> String {
     )
 }
 
-/// Whether a column is in the partition key of something that the relation is a partition of.
+/// Whether a column is in the partition key of an ancestor of the relation.
 pub fn is_partition_key_above(relid: pg_sys::Oid, column: &str) -> Result<bool, TtlError> {
     let sql = format!(
         "SELECT FROM pg_partition_ancestors($1) AS above WHERE above.relid <> $1 AND {}",
@@ -76,7 +76,7 @@ pub fn is_partition_key_above(relid: pg_sys::Oid, column: &str) -> Result<bool, 
     Ok(!spi::read(&sql, &[relid.into(), column.into()], |_| Ok(()))?.is_empty())
 }
 
-/// The same of it, or of anything below it.
+/// Whether a column is in the partition key of the relation, an ancestor or a descendant.
 pub fn is_partition_key(relid: pg_sys::Oid, column: &str) -> Result<bool, TtlError> {
     let sql = format!("SELECT FROM pg_partition_tree($1) AS tree WHERE {}", partition_key_sql("tree.relid", "$2"));
     let is_below = !spi::read(&sql, &[relid.into(), column.into()], |_| Ok(()))?.is_empty();

@@ -1,13 +1,13 @@
-//! Where a row is now that was at a place before.
+//! Finds the latest version of a row from an earlier TID.
 
 use super::plan::Tid;
 use pgrx::pg_sys;
 
-/// The latest versions of the rows at these places that this transaction sees, its own included. A place whose row is gone stays
-/// what it is, and so does one whose row was moved to another partition.
+/// Returns the TIDs of the latest versions, as this transaction sees them and including its own changes, of the rows at
+/// `tids`. A TID is unchanged if its row is gone or was moved to another partition.
 pub fn latest(relid: pg_sys::Oid, tids: &[Tid]) -> Vec<Tid> {
-    // SAFETY: the caller has locked the relation, a heap; the scan ends before its snapshot goes. The heap reads places and changes
-    // the copies it is given.
+    // SAFETY: the caller has locked the relation, a heap; the scan ends before its snapshot is popped. The heap reads
+    // each TID and updates our copy of it.
     unsafe {
         pg_sys::CommandCounterIncrement();
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());

@@ -1,4 +1,4 @@
-//! What Citus has made of tables, if it is there: it keeps the rows of its tables in shards, here or on other nodes.
+//! Citus tables, if Citus is installed. Citus keeps their rows in shards, on this node or on others.
 
 use super::identity::with_settings;
 use super::memo::Memo;
@@ -13,15 +13,15 @@ thread_local! {
     static TABLES: Memo<Oid, bool> = Memo::new();
 }
 
-/// A table of Citus' catalog; `None` in a database without Citus, which costs one look into a cache. Only superusers make tables
-/// in this schema.
+/// Returns a Citus catalog table; `None` in a database without Citus, at the cost of one cache lookup. Only superusers
+/// can create tables in this schema.
 fn catalog(name: &CStr) -> Option<Oid> {
     // SAFETY: looks into the catalog caches.
     let relid = unsafe { pg_sys::get_relname_relid(name.as_ptr(), pg_sys::Oid::from(pg_sys::PG_CATALOG_NAMESPACE)) };
     (relid != pg_sys::InvalidOid).then_some(relid)
 }
 
-/// Whether a relation is a table of Citus, of whatever kind, as of now.
+/// Whether a relation is a Citus table of any kind, by the latest snapshot.
 pub fn is_table(relid: Oid) -> Result<bool, TtlError> {
     if catalog(c"pg_dist_partition").is_none() {
         return Ok(false);
@@ -30,8 +30,7 @@ pub fn is_table(relid: Oid) -> Result<bool, TtlError> {
     Ok(!spi::with_latest_snapshot(|| spi::peek(&sql, |_| Ok(())))?.is_empty())
 }
 
-/// Whether a relation is what Citus keeps the rows of a table in. It has the table's name, shortened if need be, with the number
-/// of the shard.
+/// Whether a relation is a Citus shard: its name is the name of the table, shortened if need be, and the shard number.
 pub fn is_shard(relid: Oid) -> Result<bool, TtlError> {
     if catalog(c"pg_dist_shard").is_none() {
         return Ok(false);
@@ -51,7 +50,7 @@ pub fn is_shard(relid: Oid) -> Result<bool, TtlError> {
     Ok(tables.into_iter().any(has_shard))
 }
 
-/// Whether a relation is a table of Citus. Remembered, as Citus tells of a table that it takes over as of one that changes.
+/// Whether a relation is a Citus table. This is cached: Citus invalidates the relcache of a table that it takes over.
 pub fn is_distributed(relid: Oid) -> bool {
     let Some(partitions) = catalog(c"pg_dist_partition").filter(|_| relid.to_u32() >= pg_sys::FirstNormalObjectId)
     else {
@@ -66,8 +65,8 @@ pub fn is_distributed(relid: Oid) -> bool {
     })
 }
 
-/// Whether a query is about a table of Citus. Then Citus plans it, knows no other shape than the one it has, and has what
-/// concerns relations of this node planned as queries of their own.
+/// Whether a query uses a Citus table. Citus then plans it, understands only its original shape, and has the parts on
+/// local relations planned as separate queries.
 ///
 /// # Safety
 /// `query` is valid.
@@ -76,7 +75,7 @@ pub unsafe fn is_concerned(query: *mut pg_sys::Query) -> bool {
     catalog(c"pg_dist_partition").is_some() && unsafe { has_table(query.cast(), ptr::null_mut()) }
 }
 
-/// Called for every node of a query, with entries of range tables before what they contain.
+/// A tree walker that visits every node of a query, and range table entries before their contents.
 #[pg_guard]
 unsafe extern "C-unwind" fn has_table(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
     // SAFETY: the casts follow the node's tag.
@@ -98,8 +97,8 @@ unsafe extern "C-unwind" fn has_table(node: *mut pg_sys::Node, state: *mut c_voi
     }
 }
 
-/// Runs `work`, which calls no user code, so that `pg_class` shows shards: Citus leaves them out of most queries of it, and a rule
-/// may have followed its table into one.
+/// Runs `work`, which calls no user code, with shards visible in `pg_class`: Citus hides them from most queries on it,
+/// and a rule may have followed its table into a shard.
 pub fn seeing_shards<T>(work: impl FnOnce() -> T) -> T {
     let name = c"citus.override_table_visibility";
     // SAFETY: a setting that need not exist.

@@ -1,13 +1,12 @@
-//! What differs between the versions of PostgreSQL, and functions of the server that pgrx does not declare.
+//! Differences between PostgreSQL versions, and server functions that pgrx does not declare.
 
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::ffi::{c_char, c_int, c_void};
 
-// An error raised in one of these passes over the frames of Rust that called it, unless it is called through
-// `pg_guard_ffi_boundary`.
+// An error raised in one of these jumps over the calling Rust frames, unless `pg_guard_ffi_boundary` wraps the call.
 unsafe extern "C-unwind" {
-    /// PostgreSQL's own planner and executor. Hooks of ours call them as they are: on its way through Rust an error would lose its
-    /// context and position. So it passes over the frame of the hook, which has nothing to clean up.
+    /// PostgreSQL's own planner and executor. Our hooks call them without a guard: on its way through Rust an error
+    /// would lose its context and position. It jumps over the frame of the hook, which has nothing to clean up.
     pub fn standard_planner(
         query: *mut pg_sys::Query,
         text: *const c_char,
@@ -35,28 +34,28 @@ unsafe extern "C-unwind" {
         receiver: *mut pg_sys::DestReceiver,
         completion: *mut pg_sys::QueryCompletion,
     );
-    /// Calls a function for every part of a plan that is running.
+    /// Calls a function for the children of a plan state.
     #[cfg_attr(not(feature = "pg15"), link_name = "planstate_tree_walker_impl")]
     pub fn planstate_tree_walker(
         state: *mut pg_sys::PlanState,
         walker: unsafe extern "C-unwind" fn(*mut pg_sys::PlanState, *mut c_void) -> bool,
         context: *mut c_void,
     ) -> bool;
-    /// Parse analysis of an index. The caller has locked the table.
+    /// Parse analysis of CREATE INDEX. The caller has locked the table.
     pub fn transformIndexStmt(
         relid: Oid,
         statement: *mut pg_sys::IndexStmt,
         text: *const c_char,
     ) -> *mut pg_sys::IndexStmt;
-    /// The bytes of a value, its header included.
+    /// The size of a value in bytes, including its header.
     pub fn datumGetSize(value: Datum, by_value: bool, length: i32) -> usize;
-    /// Whether two values are the same, byte by byte, however they are stored.
+    /// Whether two values are equal byte by byte, however they are stored.
     pub fn datum_image_eq(one: Datum, other: Datum, by_value: bool, length: i32) -> bool;
-    /// Whether `pg_inherits` has a parent of the relation.
+    /// Whether the relation has a parent in `pg_inherits`.
     pub fn has_superclass(relid: Oid) -> bool;
-    /// What a partition is a partition of, directly and indirectly.
+    /// The ancestors of a partition.
     pub fn get_partition_ancestors(relid: Oid) -> *mut pg_sys::List;
-    /// A relation and everything below it.
+    /// A relation and all its descendants.
     pub fn find_all_inheritors(
         relid: Oid,
         lock: pg_sys::LOCKMODE,
@@ -64,7 +63,7 @@ unsafe extern "C-unwind" {
     ) -> *mut pg_sys::List;
     pub fn enable_timeout_after(id: i32, delay_ms: i32);
     pub fn disable_timeout(id: i32, keep_indicator: bool);
-    /// The handler of SIGTERM: it ends the process at the next interrupt check, inside a statement too.
+    /// The SIGTERM handler: it ends the process at the next interrupt check, even inside a statement.
     fn die(signal: i32);
 }
 
@@ -72,7 +71,7 @@ unsafe extern "C" {
     pub fn kill(pid: i32, signal: i32) -> i32;
 }
 
-/// Defines a hook `run` for ExecutorRun, which has one argument more before 18: `$before` and `$after` run around what is hooked.
+/// Defines a hook `run` for ExecutorRun, which has one more argument before 18. `$before` and `$after` run around it.
 macro_rules! executor_run_hook {
     ($next:expr, $before:expr, $after:expr) => {
         #[cfg(not(feature = "pg18"))]
@@ -82,7 +81,7 @@ macro_rules! executor_run_hook {
             count: u64,
             once: bool,
         ) {
-            // SAFETY: called by PostgreSQL with a query that was started. No value here has a destructor.
+            // SAFETY: called by PostgreSQL with a started query. No value here has a destructor.
             unsafe {
                 let begun = $before(query);
                 $next(query, direction, count, once);
@@ -96,7 +95,7 @@ macro_rules! executor_run_hook {
             direction: pg_sys::ScanDirection::Type,
             count: u64,
         ) {
-            // SAFETY: called by PostgreSQL with a query that was started. No value here has a destructor.
+            // SAFETY: called by PostgreSQL with a started query. No value here has a destructor.
             unsafe {
                 let begun = $before(query);
                 $next(query, direction, count);
@@ -107,7 +106,7 @@ macro_rules! executor_run_hook {
 }
 pub(super) use executor_run_hook;
 
-/// Has SIGTERM end the process as it ends a backend.
+/// Makes SIGTERM end the process as it ends a backend.
 pub fn handle_sigterm() {
     // SAFETY: `die` is a signal handler.
     unsafe {
@@ -118,21 +117,21 @@ pub fn handle_sigterm() {
     }
 }
 
-/// What `pg_stat_activity` shows as the wait event: a name of our own where the version allows.
+/// The wait event shown in `pg_stat_activity`, with our own name where the version allows it.
 pub fn wait_event() -> u32 {
     #[cfg(any(feature = "pg17", feature = "pg18"))]
     {
         static EVENT: once_cell::sync::OnceCell<u32> = once_cell::sync::OnceCell::new();
-        // SAFETY: registers a name, once a process.
+        // SAFETY: registers a name, once per process.
         *EVENT.get_or_init(|| unsafe { pg_sys::WaitEventExtensionNew(c"PgTtlIndexRest".as_ptr()) })
     }
     #[cfg(not(any(feature = "pg17", feature = "pg18")))]
     pg_sys::PG_WAIT_EXTENSION
 }
 
-/// The local number of the transaction at hand.
+/// The local transaction ID of the current transaction.
 pub fn local_transaction() -> u32 {
-    // SAFETY: a process has an entry from its start to its end.
+    // SAFETY: a process has a PGPROC entry from its start to its end.
     unsafe {
         #[cfg(not(any(feature = "pg17", feature = "pg18")))]
         return (*pg_sys::MyProc).lxid;
@@ -141,7 +140,7 @@ pub fn local_transaction() -> u32 {
     }
 }
 
-/// Whether a role may create something in a schema.
+/// Whether a role may create objects in a schema.
 ///
 /// # Safety
 /// Within a transaction.
@@ -158,7 +157,7 @@ pub unsafe fn may_create_in(namespace: Oid, role: Oid) -> bool {
     acl == pg_sys::AclResult::ACLCHECK_OK
 }
 
-/// Begins a scan of an index.
+/// Begins an index scan.
 ///
 /// # Safety
 /// Relation and index are open, and the snapshot outlives the scan.
@@ -177,7 +176,7 @@ pub unsafe fn index_beginscan(
     }
 }
 
-/// Makes an index, with all checks of rights and of use.
+/// Creates an index, checking permissions and that the table is not in use.
 ///
 /// # Safety
 /// The statement was analyzed for the relation, which is locked.
@@ -202,7 +201,7 @@ pub unsafe fn define_index(relid: Oid, statement: *mut pg_sys::IndexStmt) {
     }
 }
 
-/// Runs a portal to its end.
+/// Runs a portal to completion.
 ///
 /// # Safety
 /// The portal was started.
@@ -223,7 +222,7 @@ pub unsafe fn portal_run(portal: pg_sys::Portal, receiver: *mut pg_sys::DestRece
     }
 }
 
-/// Forgets how many pages a scan has read.
+/// Resets the page counters of a bitmap heap scan.
 pub fn forget_pages(scan: &mut pg_sys::BitmapHeapScanState) {
     #[cfg(not(feature = "pg18"))]
     let pages = (&mut scan.exact_pages, &mut scan.lossy_pages);

@@ -1,4 +1,4 @@
-//! A condition on the rows of a relation, ready to be put into queries.
+//! A condition on the rows of a relation, ready to be added to queries.
 
 use super::expression::{Relation, analyze};
 use super::harmless::{Whose, is_harmless};
@@ -6,19 +6,18 @@ use crate::error::{Purpose, TtlError};
 use pgrx::pg_sys::{self, Oid};
 use std::ffi::c_void;
 
-/// What holds for the rows of a relation that a query may see: an analyzed expression, in memory of its own.
+/// The condition that the visible rows of a relation meet: an analyzed expression in its own memory context.
 pub struct Condition {
     context: pg_sys::MemoryContext,
     node: *mut pg_sys::Node,
 }
 
 impl Condition {
-    /// Reads a condition on the rows of a relation.
+    /// Analyzes a condition on the rows of a relation.
     pub fn read(relid: Oid, text: &str) -> Result<Self, TtlError> {
         let relation = Relation::open(relid);
         let node = analyze(&relation, text, Purpose::Filter)?;
-        // SAFETY: an analyzed expression. What was harmless when it was registered need not be so for ever: a cast may have
-        // come.
+        // SAFETY: an analyzed expression. Harmless at registration, it may no longer be: casts can be created.
         if unsafe { !is_harmless(node, Whose::Ours) } {
             return Err(TtlError::HiddenByCode);
         }
@@ -38,22 +37,22 @@ impl Condition {
         }
     }
 
-    /// The memory it lives in.
+    /// The memory context of the expression.
     pub(super) fn memory(&self) -> pg_sys::MemoryContext {
         self.context
     }
 
-    /// The expression itself, about range table entry 1: not to be changed.
+    /// The expression itself, over range table entry 1. It must not be modified.
     pub(super) fn expression(&self) -> *mut pg_sys::Expr {
         self.node.cast()
     }
 
-    /// A copy for the relation at a place of a range table.
+    /// Returns a copy for the relation at `index` in a range table.
     ///
     /// # Safety
     /// Called while a query is being planned.
     pub(super) unsafe fn for_relation(&self, index: i32) -> *mut c_void {
-        // SAFETY: the expression is about range table entry 1 of level 0, and so is its copy.
+        // SAFETY: the expression and its copy are over range table entry 1 of level 0.
         unsafe {
             let copy = pg_sys::copyObjectImpl(self.node.cast());
             if index != 1 {

@@ -1,12 +1,12 @@
-//! What PostgreSQL finds in the library by name: functions in C, and the main functions of background workers.
+//! Symbols that PostgreSQL looks up in the library: C functions and the main functions of background workers.
 
 use pgrx::pg_sys;
 
-/// What PostgreSQL asks of a function in C.
+/// The version record that PostgreSQL requires of a C function.
 pub static VERSION: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
 
-/// Defines a function in C, `name`, that is declared in SQL, by a function of ours that takes the call. `info`, `pg_finfo_` and the name,
-/// tells PostgreSQL of it.
+/// Defines the C function `name`, declared in SQL, from a Rust function that handles the call. `info` is the function
+/// `pg_finfo_` plus the name, by which PostgreSQL recognizes it.
 macro_rules! c_function {
     ($(#[$doc:meta])* $name:ident, $info:ident, $call:ty, $work:expr) => {
         $(#[$doc])*

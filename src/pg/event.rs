@@ -1,14 +1,14 @@
-//! A command that an event trigger hears of.
+//! Commands that fire an event trigger.
 
 use super::expression::elements;
 use crate::error::TtlError;
 use pgrx::pg_sys;
 use std::ffi::{CStr, c_char};
 
-/// The call of an event trigger.
+/// An event trigger call.
 pub struct Event<'a>(&'a pg_sys::EventTriggerData);
 
-/// Answers the call of an event trigger: what `work` cannot do is an error of the command.
+/// Handles an event trigger call. An error of `work` becomes an error of the command.
 pub fn answer(call: pg_sys::FunctionCallInfo, work: fn(&Event<'_>) -> Result<(), TtlError>) -> pg_sys::Datum {
     // SAFETY: `call` is the call we are in; the cast follows a check of the node's tag.
     let event = unsafe {
@@ -23,18 +23,18 @@ pub fn answer(call: pg_sys::FunctionCallInfo, work: fn(&Event<'_>) -> Result<(),
 }
 
 impl Event<'_> {
-    /// Whether something was dropped.
+    /// Whether the event is `sql_drop`.
     pub fn is_drop(&self) -> bool {
         // SAFETY: the name of the event.
         unsafe { CStr::from_ptr(self.0.event) == c"sql_drop" }
     }
 
     fn tag(&self) -> &[u8] {
-        // SAFETY: every tag has a name, which lasts.
+        // SAFETY: every tag has a name with static lifetime.
         unsafe { CStr::from_ptr(pg_sys::GetCommandTagName(self.0.tag)) }.to_bytes()
     }
 
-    /// Whether it is about functions alone, and not about what uses them.
+    /// Whether the command is about functions alone, and not about objects that use them.
     pub fn is_about_functions(&self) -> bool {
         // SAFETY: the cast follows the node's tag.
         unsafe {
@@ -46,9 +46,9 @@ impl Event<'_> {
         }
     }
 
-    /// The columns whose values the command has computed anew, from what they were: `ALTER COLUMN … TYPE … USING …`.
+    /// Returns the columns whose values the command has recomputed from the old ones: `ALTER COLUMN … TYPE … USING …`.
     pub fn recomputed_columns(&self) -> Vec<String> {
-        // SAFETY: the casts follow the nodes' tags, or what the parser makes of such a command.
+        // SAFETY: the casts follow the nodes' tags, or the parser's output for this command.
         unsafe {
             let statement = self.0.parsetree.cast::<pg_sys::AlterTableStmt>();
             if statement.is_null() || (*statement).type_ != pg_sys::NodeTag::T_AlterTableStmt {

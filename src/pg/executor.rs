@@ -1,4 +1,4 @@
-//! What goes on while statements run: plans that must not be used twice, and rows that `ON CONFLICT DO NOTHING` leaves alone.
+//! Hooks around running statements: plans that must not be reused, and rows that `ON CONFLICT DO NOTHING` leaves alone.
 
 use super::compat::{
     self, executor_run_hook, local_transaction, standard_ExecutorFinish, standard_ExecutorRun, standard_ExecutorStart,
@@ -15,17 +15,17 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
 
-/// Whether a query of these relations passes over rows that the current role must not learn of.
+/// Whether a query of these relations skips rows that the current role must not learn of.
 pub type IsRestricted = fn(&[Oid]) -> bool;
 
-/// Looks again at rows that a statement has done nothing about because they were in its way.
+/// Rechecks conflicting rows because of which a statement has done nothing.
 pub type Recheck = fn(&[(Oid, Tid)]);
 
-/// Looks whether a row that nobody saw has come to be in the way of those that a statement was to write, by the number of the rule
-/// that they were looked at for.
+/// Rechecks rows that a statement was to write, for the rule with this ID: whether a row that was not visible before
+/// has come into conflict with them.
 pub type RecheckPending = fn(i64, &[PendingRow]);
 
-/// How many rows of a statement are kept before they are looked at again, and forgotten.
+/// How many rows of a statement are kept before they are rechecked and freed.
 const MOST_PENDING: usize = 1000;
 
 struct Hooks {
@@ -39,7 +39,7 @@ struct Hooks {
 
 static HOOKS: once_cell::sync::OnceCell<Hooks> = once_cell::sync::OnceCell::new();
 
-/// A statement that changes rows. After an error it means nothing, because its subtransaction is over.
+/// A statement that modifies rows. It is stale after an error, because its subtransaction is over.
 struct Running {
     transaction: u32,
     subtransaction: pg_sys::SubTransactionId,
@@ -48,26 +48,26 @@ struct Running {
     conflicts: Vec<(Oid, Tid)>,
     pending: HashMap<i64, Pending>,
     estate: *mut pg_sys::EState,
-    /// Whether PostgreSQL counts the rows that it writes, and no others.
+    /// Whether PostgreSQL counts the rows that this statement writes, and no others.
     counts_rows: bool,
 }
 
-/// Rows of a statement that nothing was in the way of.
+/// Rows of a statement that had no conflict.
 #[derive(Default)]
 struct Pending {
     rows: Vec<PendingRow>,
-    /// How many there were so far.
+    /// How many rows there were so far, including those no longer kept.
     count: u64,
 }
 
 impl Running {
-    /// Whether each of so many rows was written, so that nothing has come to be in their way.
+    /// Whether all `count` rows were written, so that no conflict has come up since.
     fn has_written(&self, count: u64) -> bool {
         // SAFETY: the statement is running.
         self.counts_rows && self.conflicts.is_empty() && unsafe { (*self.estate).es_processed } == count
     }
 
-    /// Keeps a row; returns those that are to be looked at again before it is written.
+    /// Keeps a row; returns the rows to recheck before it is written.
     fn keep(&mut self, rule_id: i64, change: &Change<'_>) -> Vec<PendingRow> {
         let count = self.pending.get(&rule_id).map_or(0, |pending| pending.count);
         let has_written = self.has_written(count);
@@ -79,7 +79,7 @@ impl Running {
                 due.drain(..).for_each(PendingRow::free);
             }
         }
-        // SAFETY: the memory of the statement, which is running.
+        // SAFETY: the memory context of the running statement.
         pending.rows.push(unsafe { PendingRow::copy(change, (*self.estate).es_query_cxt) });
         pending.count += 1;
         due
@@ -88,12 +88,12 @@ impl Running {
 
 thread_local! {
     static RUNNING: RefCell<Vec<Running>> = const { RefCell::new(Vec::new()) };
-    /// Set when a plan was made that holds for this moment alone.
+    /// Set when a plan was made that must be used only once.
     static IS_MOMENTARY: Cell<bool> = const { Cell::new(false) };
 }
 
 pub fn install(recheck: Recheck, recheck_pending: RecheckPending, is_restricted: IsRestricted) {
-    // SAFETY: while the library is loaded, nothing runs; whoever was there before is called in turn.
+    // SAFETY: nothing runs while the library is loaded; hooks installed before ours are called in turn.
     unsafe {
         let (start_hook, run_hook) = (pg_sys::ExecutorStart_hook, pg_sys::ExecutorRun_hook);
         let finish_hook = pg_sys::ExecutorFinish_hook;
@@ -107,12 +107,12 @@ pub fn install(recheck: Recheck, recheck_pending: RecheckPending, is_restricted:
     }
 }
 
-/// Has the plan that is being made be used once: it depends on more than PostgreSQL's cache of plans knows of.
+/// Makes PostgreSQL use the plan being made only once: it depends on more than the plan cache tracks.
 pub fn use_plan_once() {
     IS_MOMENTARY.set(true);
 }
 
-/// Takes down that a row is in the way of the statement that is running, if that does nothing then; tells whether it does.
+/// Records a row that conflicts with the running statement, if that says DO NOTHING; returns whether it does.
 pub fn note_conflict(relid: Oid, tid: Tid) -> bool {
     with_present(|statement| {
         if statement.does_nothing_on_conflict {
@@ -123,8 +123,7 @@ pub fn note_conflict(relid: Oid, tid: Tid) -> bool {
     .unwrap_or(false)
 }
 
-/// Keeps a row that nothing is in the way of, if the statement that is running would do nothing about one that comes before it is
-/// written.
+/// Keeps a row without a conflict, if the statement would do nothing on one that arises before the row is written.
 pub fn keep_pending(rule_id: i64, change: &Change<'_>) {
     let due =
         with_present(
@@ -144,12 +143,12 @@ fn recheck_pending(rule_id: i64, rows: Vec<PendingRow>) {
     }
 }
 
-/// Whether the statement that is running says what to do about rows in its way.
+/// Whether the running statement has an ON CONFLICT clause.
 pub fn has_conflict_clause() -> bool {
     with_present(|statement| statement.has_conflict_clause).unwrap_or(false)
 }
 
-/// What the statement that is running is told apart by: its instant, its transaction, and what that has done before.
+/// Identifies the running statement: its start time, its transaction and its command ID.
 pub fn statement() -> (i64, u32, pg_sys::CommandId) {
     // SAFETY: reads the state of the transaction.
     unsafe {
@@ -158,7 +157,7 @@ pub fn statement() -> (i64, u32, pg_sys::CommandId) {
     }
 }
 
-/// The statement that is running. Those that failed inside it are of subtransactions that are over.
+/// Calls `ask` with the running statement. Statements that failed inside it belong to subtransactions that are over.
 fn with_present<T>(ask: impl FnOnce(&mut Running) -> T) -> Option<T> {
     let place = place();
     RUNNING.with_borrow_mut(|running| {
@@ -173,8 +172,8 @@ fn place() -> (u32, pg_sys::SubTransactionId) {
 }
 
 unsafe extern "C-unwind" fn start(query: *mut pg_sys::QueryDesc, flags: i32) {
-    // SAFETY: called by PostgreSQL. No value here has a destructor. The plan at hand is in use and stays; it is only not found
-    // again, neither by what this statement calls nor by a later one.
+    // SAFETY: called by PostgreSQL. No value here has a destructor. The current plan is in use and stays valid; neither
+    // code that this statement calls nor a later statement finds it again.
     unsafe {
         HOOKS.get().and_then(|hooks| hooks.start).unwrap_or(standard_ExecutorStart)(query, flags);
         if IS_MOMENTARY.take() {
@@ -208,10 +207,10 @@ pub(super) unsafe extern "C-unwind" fn leave(nest_level: i32) {
     identity::leave_users_path(nest_level);
 }
 
-/// Takes down a statement that changes rows; returns how many are around it, or -1 for one that does not.
+/// Records a statement that modifies rows; returns how many statements are around it, or -1 if it modifies none.
 #[pg_guard]
 unsafe extern "C-unwind" fn begin(query: *mut pg_sys::QueryDesc) -> isize {
-    // SAFETY: a query that was started has a plan.
+    // SAFETY: a started query has a plan.
     unsafe {
         let plan = &*(*query).plannedstmt;
         if plan.commandType == pg_sys::CmdType::CMD_SELECT && !plan.hasModifyingCTE {
@@ -226,7 +225,7 @@ unsafe extern "C-unwind" fn begin(query: *mut pg_sys::QueryDesc) -> isize {
             does_nothing_on_conflict |= action == pg_sys::OnConflictAction::ONCONFLICT_NOTHING;
         }
         RUNNING.with_borrow_mut(|running| {
-            // Statements of an earlier transaction have failed.
+            // Statements left over from an earlier transaction have failed.
             running.retain(|statement| statement.transaction == transaction);
             running.push(Running {
                 transaction,
@@ -255,7 +254,7 @@ unsafe fn action_on_conflict(node: *mut pg_sys::Node) -> pg_sys::OnConflictActio
     }
 }
 
-/// Ends a statement, and what failed inside it.
+/// Ends a statement, and those that failed inside it.
 #[pg_guard]
 unsafe extern "C-unwind" fn end(depth: isize) {
     let Ok(depth) = usize::try_from(depth) else { return };
@@ -279,7 +278,7 @@ unsafe extern "C-unwind" fn end(depth: isize) {
 unsafe extern "C-unwind" fn finish(query: *mut pg_sys::QueryDesc) {
     // SAFETY: called by PostgreSQL with a query that has run. No value here has a destructor.
     unsafe {
-        // Parts that nobody reads run only now.
+        // Modifying CTEs that the query did not read to the end run only now.
         let (depth, path) = (begin(query), enter());
         HOOKS.get().and_then(|hooks| hooks.finish).unwrap_or(standard_ExecutorFinish)(query);
         leave(path);
@@ -290,10 +289,10 @@ unsafe extern "C-unwind" fn finish(query: *mut pg_sys::QueryDesc) {
     }
 }
 
-/// How many rows a filter removed would tell whether a hidden one has a key: EXPLAIN ANALYZE does not get to know.
+/// Resets counters that EXPLAIN ANALYZE shows: rows removed by a filter would reveal that a hidden row has a key.
 #[pg_guard]
 unsafe extern "C-unwind" fn forget_counts(query: *mut pg_sys::QueryDesc) {
-    // SAFETY: a query that has run has a plan, and the state of it.
+    // SAFETY: a query that has run has a plan and a plan state.
     unsafe {
         let relids: Vec<_> = elements((*(*query).plannedstmt).relationOids).iter().map(|cell| cell.oid_value).collect();
         if HOOKS.get().is_some_and(|hooks| (hooks.is_restricted)(&relids)) {
@@ -304,7 +303,7 @@ unsafe extern "C-unwind" fn forget_counts(query: *mut pg_sys::QueryDesc) {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn forget_count(state: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
-    // SAFETY: null or a part of a plan that is running.
+    // SAFETY: null or part of a running plan.
     unsafe {
         if state.is_null() {
             return false;
@@ -313,7 +312,7 @@ unsafe extern "C-unwind" fn forget_count(state: *mut pg_sys::PlanState, context:
             (instrument.nfiltered1, instrument.nfiltered2, instrument.ntuples2) = (0.0, 0.0, 0.0);
             instrument.bufusage = pg_sys::BufferUsage::default();
             instrument.need_bufusage = false;
-            // Entries of an index, which has those of hidden rows, too.
+            // These count index entries, including those of hidden rows.
             let is_of_entries = [
                 pg_sys::NodeTag::T_BitmapIndexScanState,
                 pg_sys::NodeTag::T_BitmapAndState,

@@ -1,4 +1,4 @@
-//! A row that is in the way of another, or was: its newest version, whatever a snapshot sees.
+//! A row that conflicts with another, or did: its newest version, whatever a snapshot sees.
 
 use super::condition::Condition;
 use super::expression::Relation;
@@ -6,30 +6,30 @@ use super::plan::Tid;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::ptr;
 
-/// What came of an attempt to delete or lock a row.
+/// The result of an attempt to delete or lock a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
-    /// Somebody has changed or deleted it meanwhile.
+    /// Another transaction has changed or deleted it meanwhile.
     Changed,
-    /// It belongs to the statement that is just running.
+    /// It belongs to the running statement.
     Own,
 }
 
-/// A row that is in the way.
+/// A conflicting row.
 pub struct Existing {
     relation: pg_sys::Relation,
     slot: *mut pg_sys::TupleTableSlot,
 }
 
-/// A state of the executor in which expressions see the row of a slot.
+/// Creates an executor state in which expressions see the row of a slot.
 ///
 /// # Safety
 /// The slot has a row, and outlives the use of the state.
 pub(super) unsafe fn executor_for(
     slot: *mut pg_sys::TupleTableSlot,
 ) -> (*mut pg_sys::EState, *mut pg_sys::ExprContext) {
-    // SAFETY: both are freed with the memory they are made in.
+    // SAFETY: both are freed with the memory context they are created in.
     unsafe {
         let estate = pg_sys::CreateExecutorState();
         let context = pg_sys::MakePerTupleExprContext(estate);
@@ -68,10 +68,10 @@ impl Existing {
         Self { relation, slot }
     }
 
-    /// Whether this version of the row was written by the transaction at hand.
+    /// Whether the current transaction wrote this version of the row.
     pub(super) fn is_of_this_transaction(&self) -> bool {
         let (attribute, mut is_null) = (pg_sys::MinTransactionIdAttributeNumber, false);
-        // SAFETY: the slot has a row of a heap, which has the transaction that wrote it.
+        // SAFETY: the slot has a heap tuple, which has an xmin.
         unsafe {
             let writer = pg_sys::slot_getsysattr(self.slot, attribute, &mut is_null);
             pg_sys::TransactionIdIsCurrentTransactionId(pg_sys::TransactionId::from(writer.value() as u32))
@@ -94,7 +94,7 @@ impl Existing {
         }
     }
 
-    /// Deletes this version of the row from the heap, and nothing else.
+    /// Deletes this version of the row from the heap, and does nothing else.
     pub fn delete(&self) -> Outcome {
         let (mut tid, mut failure) = (self.tid(), pg_sys::TM_FailureData::default());
         let (nothing, wait, is_moving) = (ptr::null_mut(), true, false);
@@ -107,13 +107,13 @@ impl Existing {
         outcome(result)
     }
 
-    /// Keeps others from changing this version of the row until the transaction ends. That an update of it would lock it so,
-    /// too, makes no new deadlocks.
+    /// Keeps other transactions from changing this version of the row until this one ends. An update of it would take
+    /// the same lock, so this adds no deadlocks.
     pub fn lock(&self) -> Outcome {
         let mut tuple = pg_sys::HeapTupleData { t_self: self.tid(), ..Default::default() };
         let (mut buffer, mut failure) = (0, pg_sys::TM_FailureData::default());
         let (mode, policy) = (pg_sys::LockTupleMode::LockTupleNoKeyExclusive, pg_sys::LockWaitPolicy::LockWaitBlock);
-        // SAFETY: the relation is open and locked for writing; the buffer that is pinned is released.
+        // SAFETY: the relation is open and locked for writing; the pinned buffer is released.
         let result = unsafe {
             let (command, follow) = (pg_sys::GetCurrentCommandId(true), false);
             let result = pg_sys::heap_lock_tuple(
@@ -143,17 +143,17 @@ pub(super) fn outcome(result: pg_sys::TM_Result::Type) -> Outcome {
     }
 }
 
-/// Shows `judge` the newest version of the row that was at a place, deleted or not; `None` if there is nothing left of it.
+/// Calls `judge` with the newest version of the row that was at `tid`, deleted or not; `None` if nothing is left of it.
 pub fn newest<T>(relid: Oid, tid: Tid, judge: impl FnOnce(&Existing) -> T) -> Option<T> {
     let relation = Relation::open(relid);
     let mut tid = tid;
-    // SAFETY: the relation is open; what is begun is ended, or goes with the abort that an error brings. A tuple is valid while its
-    // slot has it.
+    // SAFETY: the relation is open; the slot is dropped below, or by the abort that an error causes. A tuple is valid
+    // while its slot holds it.
     unsafe {
         let slot = pg_sys::table_slot_create(relation.0, ptr::null_mut());
         let any = &raw mut pg_sys::SnapshotAnyData;
         let mut writer = None;
-        // What was there when the statement began is there until it ends, because its snapshot may see it.
+        // Row versions from before the statement stay until it ends, because its snapshot may see them.
         let is_found = loop {
             if !pg_sys::table_tuple_fetch_row_version(relation.0, &mut tid, any, slot) {
                 break false;

@@ -1,4 +1,4 @@
-//! Expressions over the row of one table: checked, and printed in canonical form.
+//! Expressions over the rows of one table: checked, and printed in canonical form.
 
 use super::harmless::{Whose, is_harmless};
 use super::identity::{with_canonical_output, with_standard_syntax};
@@ -10,23 +10,23 @@ use std::ffi::{CStr, CString};
 use std::panic::AssertUnwindSafe;
 use std::ptr;
 
-/// An expression as PostgreSQL understood it.
+/// An analyzed expression.
 pub struct Checked {
-    /// Canonical text, in which every name outside `pg_catalog` is qualified.
+    /// Canonical text, with every name outside `pg_catalog` qualified.
     pub sql: String,
     /// The columns it reads, by attribute number.
     pub attnums: Vec<i16>,
-    /// Whether an index may be on it.
+    /// Whether it may be indexed.
     pub immutable: bool,
     /// The type of its value.
     pub type_oid: pg_sys::Oid,
-    /// Whether it is nothing but a column.
+    /// Whether it is a bare column.
     pub is_column: bool,
-    /// Whether it can run in anybody's query.
+    /// Whether it can run in any user's query.
     pub is_harmless: bool,
 }
 
-/// Checks an expression as its author wrote it, read under the search path and the other settings in force.
+/// Checks an expression as its author wrote it, under the current search path and settings.
 pub fn check_given(relid: pg_sys::Oid, text: &str, purpose: Purpose) -> Result<Checked, TtlError> {
     let relation = Relation::open(relid);
     let node = analyze_as_written(&relation, text, purpose)?;
@@ -74,7 +74,7 @@ unsafe fn checked(relation: &Relation, node: *mut pg_sys::Node, purpose: Purpose
     }
 }
 
-/// Whether a text is no more than a name, or not even an expression: then it can only have been meant as a column's name.
+/// Whether a text is a bare name or not even an expression: then it can only be meant as a column name.
 pub fn is_name(text: &str) -> bool {
     let is_name = subtransaction(|| {
         // SAFETY: within a transaction; the node is valid.
@@ -83,7 +83,7 @@ pub fn is_name(text: &str) -> bool {
     is_name.unwrap_or(true)
 }
 
-/// A relation held open, with the lock kept to the end of the transaction.
+/// An open relation, whose lock is kept until the end of the transaction.
 pub(super) struct Relation(pub(super) pg_sys::Relation);
 
 impl Relation {
@@ -95,9 +95,9 @@ impl Relation {
     /// # Safety
     /// `node` is an analyzed expression over this relation alone.
     pub(super) unsafe fn deparse(&self, node: *mut pg_sys::Node) -> String {
-        // Constants are printed as they are read again, whatever the session prefers.
+        // Print constants so that they read back the same, whatever the session prefers.
         with_canonical_output(|| {
-            // SAFETY: as promised by the caller; the relation is open, and is its first range table entry.
+            // SAFETY: as promised by the caller; the relation is open, and is range table entry 1.
             unsafe {
                 let name = (*(*self.0).rd_rel).relname.data.as_ptr();
                 let context = pg_sys::deparse_context_for(name, (*self.0).rd_id);
@@ -117,7 +117,7 @@ impl Drop for Relation {
     }
 }
 
-/// The condition as the planner wants it to compare predicates: simplified, a list of ANDed clauses.
+/// Returns the condition as the planner compares predicates: simplified, as a list of ANDed clauses.
 pub(super) fn clauses(relation: &Relation, condition: &str) -> Result<*mut pg_sys::List, TtlError> {
     let node = analyze(relation, condition, Purpose::Filter)?;
     // SAFETY: `node` is an analyzed boolean expression.
@@ -127,14 +127,14 @@ pub(super) fn clauses(relation: &Relation, condition: &str) -> Result<*mut pg_sy
     }
 }
 
-/// Parse analysis of a text in canonical form, or of our own.
+/// Parse analysis of a text that is in canonical form or written by us.
 pub(super) fn analyze(relation: &Relation, text: &str, purpose: Purpose) -> Result<*mut pg_sys::Node, TtlError> {
     with_standard_syntax(|| analyze_as_written(relation, text, purpose))
 }
 
-/// Parse analysis. PostgreSQL's own complaints are raised again as [`TtlError::Expression`], without their cursor position: it
-/// would point into the statement of our caller. They do not come back as values, because nobody may go on before the
-/// (sub)transaction they happened in is rolled back.
+/// Parse analysis. PostgreSQL's errors are raised again as [`TtlError::Expression`], without their cursor position,
+/// which would point into our caller's statement. They are not returned as values, because no code may continue before
+/// the (sub)transaction in which they occurred is rolled back.
 fn analyze_as_written(relation: &Relation, text: &str, purpose: Purpose) -> Result<*mut pg_sys::Node, TtlError> {
     let relation = AssertUnwindSafe(relation.0);
     let analyzed = PgTryBuilder::new(|| {
@@ -156,7 +156,7 @@ fn analyze_as_written(relation: &Relation, text: &str, purpose: Purpose) -> Resu
     .catch_others(|error| match error {
         CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) if !is_interrupt(&report) => {
             let code = match report.sql_error_code() {
-                // User code that raises the code of a cancel must not pass for one, which handlers of errors let through.
+                // User code that raises the SQLSTATE of a cancel must not pass for one: handlers let cancels through.
                 PgSqlErrorCode::ERRCODE_QUERY_CANCELED => PgSqlErrorCode::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION,
                 code => code,
             };
@@ -171,10 +171,10 @@ fn analyze_as_written(relation: &Relation, text: &str, purpose: Purpose) -> Resu
     }
 }
 
-/// The raw parse tree of exactly one expression: anything that ends it and begins another clause is refused.
+/// Returns the raw parse tree of exactly one expression. A text that ends it and begins another clause is rejected.
 ///
 /// # Safety
-/// Runs PostgreSQL's parser, so needs to be called in a transaction.
+/// Must be called in a transaction, because it runs PostgreSQL's parser.
 pub(super) unsafe fn parse(text: &str, purpose: Purpose) -> Result<*mut pg_sys::Node, TtlError> {
     let sql = CString::new(format!("SELECT {text}")).map_err(|_| TtlError::NotAnExpression(purpose))?;
     // SAFETY: the parser returns a list of RawStmt; each cast below follows a check of the node's tag or its type.
@@ -215,7 +215,7 @@ pub(super) unsafe fn parse(text: &str, purpose: Purpose) -> Result<*mut pg_sys::
     }
 }
 
-/// A bare `*`, which is no expression, though only a SELECT list knows that.
+/// Whether a node is a bare `*`, which is not an expression, although only a SELECT list knows that.
 ///
 /// # Safety
 /// `node` is a valid raw parse node.

@@ -1,4 +1,4 @@
-//! Where the conditions of hidden tables are put into a query, so that nothing in it can tell of a hidden row.
+//! Adds the conditions of hidden tables to a query so that nothing in it can reveal a hidden row.
 
 use super::condition::Condition;
 use super::expression::elements;
@@ -6,15 +6,16 @@ use pgrx::pg_sys;
 use std::ptr;
 use std::rc::Rc;
 
-/// Adds conditions to the relations at these places.
+/// Adds conditions to the relations at these range table indexes.
 ///
-/// Nothing that could tell of a row may be called for one that is hidden. [`check_first`] sees to it that a scan checks the condition before
-/// all others. An index comes before that: operators that could tell of a value must not be asked of its entries. So the condition is put
-/// where policies are, which leaves indexes to operators that PostgreSQL calls leakproof. Where the query has none but these and comparisons,
-/// the condition stands beside them instead, and the planner is free.
+/// Nothing that could reveal a row may be called for a hidden one. [`check_first`] makes a scan check the condition
+/// before all others. An index comes before that: operators that could reveal a value must not be called on its
+/// entries. So the condition becomes a security qual like those of policies, which leaves indexes to operators that
+/// PostgreSQL marks leakproof. If the query uses only these and comparisons, the condition is added beside them
+/// instead, and the planner is free.
 ///
 /// # Safety
-/// The query is valid, and has relations at these places.
+/// The query is valid and has relations at these indexes.
 pub(super) unsafe fn add(query: *mut pg_sys::Query, conditions: &[(i32, Rc<Condition>)], may_tell: bool) {
     // SAFETY: as promised by the caller.
     unsafe {
@@ -32,21 +33,21 @@ pub(super) unsafe fn add(query: *mut pg_sys::Query, conditions: &[(i32, Rc<Condi
     }
 }
 
-/// Has scans of a relation check its condition before anything else.
+/// Makes scans of a relation check its condition before anything else.
 ///
-/// PostgreSQL sorts what a scan checks by security level and then by cost. What is given nothing of a row counts as leakproof, and may come
-/// first if it is cheap: `1 / $2`, a function of a user, a subquery. Whether it is called, or fails, would tell whether there is a row. So the
-/// condition is given a cost below all others.
+/// PostgreSQL orders the quals of a scan by security level and then by cost. A qual that gets nothing from a row counts
+/// as leakproof and may come first if it is cheap: `1 / $2`, a user's function, a subquery. Whether it is called, or
+/// fails, would reveal whether there is a row. So the condition is given a cost below all others.
 ///
 /// # Safety
-/// Called while the relation at this place is planned.
+/// Called while the relation at this index is planned.
 pub(super) unsafe fn check_first(
     root: *mut pg_sys::PlannerInfo,
     relation: *mut pg_sys::RelOptInfo,
     index: i32,
     condition: &Condition,
 ) {
-    // SAFETY: as promised by the caller. The condition goes the way that PostgreSQL has sent the one in the query.
+    // SAFETY: as promised by the caller. The condition is simplified as PostgreSQL has simplified the one in the query.
     unsafe {
         let clause = pg_sys::eval_const_expressions(root, condition.for_relation(index).cast());
         let clause = pg_sys::canonicalize_qual(clause.cast(), false);
@@ -60,8 +61,8 @@ pub(super) unsafe fn check_first(
     }
 }
 
-/// A part of a join tree in which each relation with a condition has it, below all joins: the shape that a subquery with a
-/// WHERE has when it is pulled up.
+/// Adds conditions to the relations in a part of a join tree, below all joins: the shape that a subquery with a WHERE
+/// has when it is pulled up.
 ///
 /// # Safety
 /// `node` is part of a join tree.

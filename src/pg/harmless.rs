@@ -1,4 +1,4 @@
-//! Whether an expression can run in anybody's query without running code of users.
+//! Whether an expression can run in any user's query without running user code.
 
 use super::expression::elements;
 use pgrx::pg_sys;
@@ -6,17 +6,17 @@ use pgrx::prelude::*;
 use std::ffi::{CStr, c_void};
 use std::ptr;
 
-/// Whose words an expression is.
+/// Who wrote an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
     Users,
-    /// A condition of ours, in which a user's expression that was harmless may stand.
+    /// A condition of ours, which may contain a harmless expression of a user.
     Ours,
 }
 
-/// Whether an expression can run in anybody's query: it calls nothing but functions of PostgreSQL's own, immutable and of
-/// types of its own, and ours. Others may call code of users: by a type, by a name in a text, by a cast that is to come. Nor
-/// does it call what depends on settings, which are those of whoever asks.
+/// Whether an expression can run in any user's query: it calls only our functions and built-in immutable ones on
+/// built-in types. Others may call user code: through a type, a name in a text, or a cast created later. Nor does it
+/// call functions that depend on settings, which would be those of the querying session.
 ///
 /// # Safety
 /// `node` is an analyzed expression.
@@ -54,7 +54,7 @@ unsafe extern "C-unwind" fn may_harm(node: *mut pg_sys::Node, state: *mut c_void
                 | pg_sys::NodeTag::T_ArrayExpr
                 | pg_sys::NodeTag::T_List
         );
-        // A column may be of a domain: its checks are over when it is read.
+        // A column may have a domain type: the checks of the domain do not run when it is read.
         let has_type = !matches!((*node).type_, pg_sys::NodeTag::T_List | pg_sys::NodeTag::T_CaseWhen);
         let is_of_postgres = !has_type || is_own_type(pg_sys::getBaseType(pg_sys::exprType(node)));
         !is_known
@@ -65,10 +65,10 @@ unsafe extern "C-unwind" fn may_harm(node: *mut pg_sys::Node, state: *mut c_void
     }
 }
 
-/// Stable ones that our own conditions are made of.
+/// Stable functions that our own conditions use.
 const HARMLESS: [&CStr; 3] = [c"statement_timestamp", c"timestamptz_mi_interval", c"extract"];
 
-/// Called immutable by PostgreSQL, but for settings: `extra_float_digits`, `bytea_output`, `quote_all_identifiers`.
+/// Marked immutable, but dependent on `extra_float_digits`, `bytea_output` or `quote_all_identifiers`.
 const BY_SETTINGS: [&CStr; 11] = [
     c"float4out",
     c"float8out",
@@ -83,20 +83,20 @@ const BY_SETTINGS: [&CStr; 11] = [
     c"quote_ident",
 ];
 
-/// Abbreviations of time zones that `timezone_abbreviations` can give another meaning, by the files that come with PostgreSQL.
+/// Time zone abbreviations whose meaning `timezone_abbreviations` can change, by the files that come with PostgreSQL.
 const ABBREVIATIONS: [&str; 8] = ["ACST", "CST", "EAST", "EST", "IST", "SAST", "SAT", "WST"];
 
-/// Whether the name of a time zone means the same under all settings.
+/// Whether a time zone name means the same under all settings.
 pub fn is_lasting_zone(name: &str) -> bool {
     !ABBREVIATIONS.iter().any(|abbreviation| abbreviation.eq_ignore_ascii_case(name.trim()))
 }
 
-/// Whether a call goes by a time zone whose name is not there to be judged, or depends on settings.
+/// Whether a call uses a time zone whose name is not a constant or depends on settings.
 ///
 /// # Safety
 /// `node` is part of an analyzed expression.
 unsafe fn has_varying_zone(node: *mut pg_sys::Node) -> bool {
-    // SAFETY: the casts follow the nodes' tags; the function takes a text first, which its name and type tell.
+    // SAFETY: the casts follow the nodes' tags; the function's name and argument type show that it takes a text first.
     unsafe {
         if (*node).type_ != pg_sys::NodeTag::T_FuncExpr {
             return false;
@@ -119,7 +119,7 @@ unsafe fn has_varying_zone(node: *mut pg_sys::Node) -> bool {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn function_may_harm(function: pg_sys::Oid, state: *mut c_void) -> bool {
-    // SAFETY: the tuple is valid until it is released; the state is what `is_harmless` was asked with.
+    // SAFETY: the tuple is valid until it is released; the state is the `Whose` of `is_harmless`.
     unsafe {
         let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::PROCOID as i32, pg_sys::Datum::from(function));
         if tuple.is_null() {
@@ -135,7 +135,7 @@ unsafe extern "C-unwind" fn function_may_harm(function: pg_sys::Oid, state: *mut
             } else {
                 *state.cast::<Whose>() == Whose::Ours && HARMLESS.contains(&name)
             };
-        // Only superusers make functions in C.
+        // Only superusers can create C functions.
         let is_ours = form.prolang.to_u32() == C_LANGUAGE && name == c"ttl_instant";
         pg_sys::ReleaseSysCache(tuple);
         !is_own && !is_ours
@@ -145,11 +145,11 @@ unsafe extern "C-unwind" fn function_may_harm(function: pg_sys::Oid, state: *mut
 /// `pg_language.oid` of C, the same in every database.
 const C_LANGUAGE: u32 = 13;
 
-/// A type that came with PostgreSQL, and is what it is: neither polymorphic nor made of others.
+/// Whether a type is a built-in base type: neither polymorphic nor composed of others.
 pub(super) unsafe fn is_own_type(type_oid: pg_sys::Oid) -> bool {
     // SAFETY: looks into the type cache.
     let kind = unsafe { pg_sys::get_typtype(type_oid) };
-    // What a value is read from and written to is no type, but belongs to each.
+    // `cstring` is a pseudo-type, but the input and output functions of every type use it.
     type_oid == pg_sys::CSTRINGOID
         || (type_oid.to_u32() < pg_sys::FirstNormalObjectId && kind == pg_sys::TYPTYPE_BASE as std::ffi::c_char)
 }

@@ -1,22 +1,21 @@
-//! Whose rights code runs with, and under which settings.
+//! The role and the settings that code runs under.
 //!
-//! Both are restored when the work ends. When it fails, the abort of the (sub)transaction restores them.
+//! Both are restored when the work ends or, if it fails, by the abort of the (sub)transaction.
 
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString};
 
-/// The name of a setting and its value.
+/// A setting's name and value.
 pub type Setting<'a> = (&'a CStr, &'a CStr);
 
-/// Nothing but `pg_catalog`, so that no unqualified name means something else. `pg_temp` stands last by name, or it
-/// would be searched first.
+/// Only `pg_catalog`, so that no unqualified name resolves elsewhere. `pg_temp` is named last, or it is searched first.
 const PINNED_SEARCH_PATH: Setting<'_> = (c"search_path", c"pg_catalog, pg_temp");
 
-/// How the words of a stored text are read and printed: the syntax of strings and names, and what `= NULL` is.
+/// Settings for parsing and printing a stored text: the syntax of strings and names, and the meaning of `= NULL`.
 ///
-/// These are in force while a text of ours is parsed or printed, and not while it runs: triggers and functions of users are
-/// parsed when they are first called, and were written for the settings of their database.
+/// They apply while a text of ours is parsed or printed, not while it runs: users' triggers and functions are parsed
+/// when they are first called, and were written for the settings of their database.
 const SYNTAX: [Setting<'_>; 5] = [
     (c"standard_conforming_strings", c"on"),
     (c"backslash_quote", c"safe_encoding"),
@@ -25,8 +24,8 @@ const SYNTAX: [Setting<'_>; 5] = [
     (c"quote_all_identifiers", c"off"),
 ];
 
-/// How values are read from text and become text. Constants in a statement are read again whenever it is planned anew, so
-/// these are in force while it runs, too. The time zone is not among them: each rule has its own.
+/// Settings for reading and printing values. Constants in a statement are read again whenever it is replanned, so these
+/// apply while it runs, too. The time zone is not among them: each rule has its own.
 const VALUES: [Setting<'_>; 13] = [
     (c"quote_all_identifiers", c"off"),
     (c"DateStyle", c"ISO, YMD"),
@@ -43,18 +42,18 @@ const VALUES: [Setting<'_>; 13] = [
     (c"constraint_exclusion", c"partition"),
 ];
 
-/// What no text can say for itself, and code of users may go by, triggers included: as the server and the database have it,
-/// whatever the session has set.
+/// Settings that no text can specify itself and that user code, triggers included, may depend on. They are set to the
+/// configuration of the server and the database, whatever the session has set.
 const AS_CONFIGURED: [&CStr; 3] = [c"default_text_search_config", c"lc_numeric", c"lc_time"];
 
-/// Sets something until the transaction ends.
+/// Sets a parameter until the transaction ends.
 pub(super) fn set_for_transaction((name, value): Setting<'_>) {
     set(name, value, pg_sys::GucAction::GUC_ACTION_LOCAL);
 }
 
-/// Runs `work` with these settings. Whatever it sets itself is undone too.
+/// Runs `work` with these settings. Settings that it changes are undone too.
 pub fn with_settings<R>(settings: &[Setting<'_>], work: impl FnOnce() -> R) -> R {
-    // SAFETY: the nest level is closed below, or by the transaction abort that an error brings.
+    // SAFETY: the nest level is closed below, or by the abort that an error causes.
     let nest_level = unsafe { pg_sys::NewGUCNestLevel() };
     settings.iter().for_each(|(name, value)| set(name, value, pg_sys::GucAction::GUC_ACTION_SAVE));
     let result = work();
@@ -63,9 +62,9 @@ pub fn with_settings<R>(settings: &[Setting<'_>], work: impl FnOnce() -> R) -> R
     result
 }
 
-/// Sets what is not so already, which most settings are.
+/// Sets a parameter unless it already has this value, as most do.
 fn set(name: &CStr, value: &CStr, action: pg_sys::GucAction::Type) {
-    // SAFETY: names and values are C strings; an invalid one is an ordinary error. What is read is compared at once.
+    // SAFETY: names and values are C strings; an invalid one raises an ordinary error. The old value is only compared.
     unsafe {
         let present = pg_sys::GetConfigOption(name.as_ptr(), true, false);
         if present.is_null() || CStr::from_ptr(present) != value {
@@ -83,17 +82,17 @@ fn set(name: &CStr, value: &CStr, action: pg_sys::GucAction::Type) {
     }
 }
 
-/// Runs `work`, which has PostgreSQL parse a text of ours, so that the text means the same in every session.
+/// Runs `work`, which makes PostgreSQL parse a text of ours, so that the text means the same in every session.
 pub fn with_standard_syntax<R>(work: impl FnOnce() -> R) -> R {
     with_settings(&SYNTAX, work)
 }
 
-/// The same in a search path that nobody can have put anything into.
+/// Like [`with_standard_syntax`], but with a search path in which no user can have created anything.
 pub fn with_pinned_names<R>(work: impl FnOnce() -> R) -> R {
     with_settings(&[PINNED_SEARCH_PATH], || with_standard_syntax(work))
 }
 
-/// Runs `work`, in which values are read and printed in the same way in every session.
+/// Runs `work` so that values are read and printed in the same way in every session.
 pub fn with_pinned_values<R>(work: impl FnOnce() -> R) -> R {
     let configured = AS_CONFIGURED.map(|name| {
         // SAFETY: a setting that always exists; the value is copied, because setting it may free it.
@@ -110,39 +109,39 @@ pub fn with_pinned_values<R>(work: impl FnOnce() -> R) -> R {
     })
 }
 
-/// Runs `work`, which prints an expression, so that the same expression has one text.
+/// Runs `work`, which prints an expression, so that the same expression always has the same text.
 pub fn with_canonical_output<R>(work: impl FnOnce() -> R) -> R {
     with_pinned_names(|| with_pinned_values(|| with_settings(&[(c"TimeZone", c"UTC")], work)))
 }
 
-/// Runs `work`, which calls no user code, with the rights of `role`.
+/// Runs `work`, which calls no user code, with the privileges of `role`.
 pub fn with_rights_of<R>(role: pg_sys::Oid, work: impl FnOnce() -> R) -> R {
     switch(role, pg_sys::SECURITY_LOCAL_USERID_CHANGE, work)
 }
 
-/// Runs `work`, which may call user code, as `role`, with a pinned search path and pinned values. The code cannot change the
-/// role, nor leave anything behind in the session. Row-level security does not apply to an owner, forced or not.
+/// Runs `work`, which may call user code, as `role`, with a pinned search path and pinned values. The code cannot
+/// change the role or leave anything in the session. Row-level security does not apply to an owner, forced or not.
 pub fn sandboxed_as<R>(role: pg_sys::Oid, work: impl FnOnce() -> R) -> R {
     let restriction = pg_sys::SECURITY_RESTRICTED_OPERATION | pg_sys::SECURITY_NOFORCE_RLS;
     switch(role, restriction, || with_settings(&[PINNED_SEARCH_PATH], || with_pinned_values(work)))
 }
 
-/// Runs `work`, which may call user code, as `role` and with a pinned search path, as a function with the rights of its definer
-/// does: what is deferred stays so.
+/// Runs `work`, which may call user code, as `role` and with a pinned search path, like a SECURITY DEFINER function:
+/// deferred triggers stay deferred.
 pub fn acting_as<R>(role: pg_sys::Oid, work: impl FnOnce() -> R) -> R {
     let restriction = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_NOFORCE_RLS;
     switch(role, restriction, || with_settings(&[PINNED_SEARCH_PATH], || with_pinned_values(work)))
 }
 
 thread_local! {
-    /// The search path for code of users that the statements of `with_users_path` call.
+    /// The search path for user code called by the statements of `with_users_path`.
     static USERS_PATH: RefCell<Option<CString>> = const { RefCell::new(None) };
-    /// Whether it is in force now.
+    /// Whether `USERS_PATH` is in force now.
     static IS_IN_FORCE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work`, in whose statements code of users finds names by this search path, as in a session of its owner. The statements
-/// themselves are read and planned under the pinned one: it is put in force only while they run.
+/// Runs `work`, whose statements call user code under this search path, as in a session of the code's owner. The
+/// statements themselves are parsed and planned under the pinned path: this one is in force only while they run.
 pub fn with_users_path<R>(path: &CStr, work: impl FnOnce() -> R) -> R {
     struct Outer(Option<CString>, bool);
     impl Drop for Outer {
@@ -155,36 +154,36 @@ pub fn with_users_path<R>(path: &CStr, work: impl FnOnce() -> R) -> R {
     work()
 }
 
-/// Whether a statement is being planned that is going to run under it.
+/// Whether a statement being planned is going to run under the user's search path.
 pub(super) fn awaits_users_path() -> bool {
     !IS_IN_FORCE.get() && USERS_PATH.with_borrow(Option::is_some)
 }
 
-/// Whether it is in force, for [`reset_users_path`].
+/// Whether the user's search path is in force, for [`reset_users_path`].
 pub(super) fn has_users_path() -> bool {
     IS_IN_FORCE.get()
 }
 
-/// Takes down whether it is in force after an error: the settings are what they were before.
+/// Records after an error whether the user's search path is in force: the abort has restored the settings.
 pub(super) fn reset_users_path(is_in_force: bool) {
     IS_IN_FORCE.set(is_in_force);
 }
 
-/// Puts that search path in force, if a statement begins to run for which there is one; returns what [`leave_users_path`] takes.
+/// Puts the user's search path in force for a statement, if it has one; returns the argument of [`leave_users_path`].
 pub(super) fn enter_users_path() -> i32 {
     let path = if IS_IN_FORCE.get() { None } else { USERS_PATH.with_borrow(Option::clone) };
     let Some(path) = path else { return 0 };
-    // SAFETY: the nest level is closed when the statement ends, or by the transaction abort that an error brings.
+    // SAFETY: the nest level is closed when the statement ends, or by the abort that an error causes.
     let nest_level = unsafe { pg_sys::NewGUCNestLevel() };
     set(c"search_path", &path, pg_sys::GucAction::GUC_ACTION_SAVE);
     IS_IN_FORCE.set(true);
     nest_level
 }
 
-/// Puts the pinned one back.
+/// Restores the pinned search path.
 pub(super) fn leave_users_path(nest_level: i32) {
     if nest_level > 0 {
-        // SAFETY: closes the level that was opened.
+        // SAFETY: closes the level opened by `enter_users_path`.
         unsafe { pg_sys::AtEOXact_GUC(false, nest_level) };
         IS_IN_FORCE.set(false);
     }
@@ -192,7 +191,7 @@ pub(super) fn leave_users_path(nest_level: i32) {
 
 fn switch<R>(role: pg_sys::Oid, restriction: u32, work: impl FnOnce() -> R) -> R {
     let (mut caller, mut context) = (pg_sys::InvalidOid, 0);
-    // SAFETY: plain reads and writes of backend-local state; restored below, or by the abort that an error brings.
+    // SAFETY: plain reads and writes of backend-local state; restored below, or by the abort that an error causes.
     unsafe {
         pg_sys::GetUserIdAndSecContext(&mut caller, &mut context);
         pg_sys::SetUserIdAndSecContext(role, context | restriction as i32);

@@ -1,4 +1,4 @@
-//! Which index of a table fits what is wanted of one.
+//! Finds indexes of a table that meet given requirements.
 
 use super::expression::{Relation, analyze, clauses, elements};
 use crate::error::{Purpose, TtlError};
@@ -6,28 +6,28 @@ use pgrx::pg_sys;
 use std::ffi::CString;
 use std::ptr;
 
-/// What a rule needs of an index.
+/// A rule's requirements on an index.
 pub struct Wanted<'a> {
     pub relid: pg_sys::Oid,
-    /// What it is sorted by, as SQL over the row.
+    /// The sort key, as SQL over the row.
     pub key: &'a str,
-    /// Name of the access method.
+    /// The name of the access method.
     pub method: &'a str,
-    /// What holds for every row the rule is looking for: an index may leave out the others.
+    /// A condition that every row the rule looks for meets: an index may omit other rows.
     pub condition: Option<&'a str>,
-    /// Whether it is for a query now, and not for later ones.
+    /// Whether the index is for a query now, rather than for later ones.
     pub at_once: bool,
-    /// What the index itself must guarantee of its rows, so that others are never scanned.
+    /// A condition that the index itself must guarantee for its rows, so that others are never scanned.
     pub guarantee: Option<&'a str>,
 }
 
-/// The first index, in PostgreSQL's own order, that serves.
+/// Returns the first index, in the order of the relcache, that meets the requirements.
 pub fn serving(wanted: &Wanted<'_>) -> Result<Option<pg_sys::Oid>, TtlError> {
     let relation = Relation::open(wanted.relid);
     let key = analyze(&relation, wanted.key, Purpose::Value)?;
     let condition = wanted.condition.map_or(Ok(ptr::null_mut()), |text| clauses(&relation, text))?;
     let guarantee = wanted.guarantee.map_or(Ok(ptr::null_mut()), |text| clauses(&relation, text))?;
-    // SAFETY: the relation is open, so its list of indexes is valid and their locks keep them in place.
+    // SAFETY: the relation is open, so its index list is valid, and locks keep the indexes in place.
     unsafe {
         for cell in elements(pg_sys::RelationGetIndexList(relation.0)) {
             let index = Index::open(cell.oid_value);
@@ -44,14 +44,14 @@ pub fn serving(wanted: &Wanted<'_>) -> Result<Option<pg_sys::Oid>, TtlError> {
     Ok(None)
 }
 
-/// An index that has a definition, whatever its name.
+/// An index with the wanted definition, whatever its name.
 pub struct Equivalent {
     pub oid: pg_sys::Oid,
     pub is_valid: bool,
 }
 
-/// The indexes of a table on one key alone, with this predicate: those that PostgreSQL would make part of an index of the parent
-/// so defined, and what is left of attempts to make them.
+/// Returns the indexes of a table on this key alone and with this predicate: those that PostgreSQL would attach to such
+/// an index of the parent, and leftovers of attempts to build them.
 pub fn equivalents(wanted: &Wanted<'_>) -> Result<Vec<Equivalent>, TtlError> {
     let relation = Relation::open(wanted.relid);
     let key = analyze(&relation, wanted.key, Purpose::Value)?;
@@ -76,7 +76,7 @@ pub fn equivalents(wanted: &Wanted<'_>) -> Result<Vec<Equivalent>, TtlError> {
     Ok(found)
 }
 
-/// Whether a btree index has exactly the rows that a rule goes by, and is on what it goes by.
+/// Whether a btree index is on the rule's key and has exactly the rows that the rule is about.
 pub fn tells(index: pg_sys::Oid, wanted: &Wanted<'_>) -> Result<bool, TtlError> {
     let relation = Relation::open(wanted.relid);
     let key = analyze(&relation, wanted.key, Purpose::Value)?;
@@ -91,7 +91,7 @@ pub fn tells(index: pg_sys::Oid, wanted: &Wanted<'_>) -> Result<bool, TtlError> 
     }
 }
 
-/// An index that was built over rows updated before its time serves only transactions that began after it.
+/// Whether this transaction can use an index: if built over broken HOT chains, it serves only later transactions.
 pub(super) fn is_usable_at_once(index: pg_sys::Relation) -> bool {
     // SAFETY: an open index has its catalog tuple.
     unsafe {
@@ -111,7 +111,7 @@ impl Index {
         Self(unsafe { pg_sys::index_open(oid, pg_sys::AccessShareLock as pg_sys::LOCKMODE) })
     }
 
-    /// Usable, and on what is wanted.
+    /// Whether the index is usable and on the wanted key.
     ///
     /// # Safety
     /// `key` is an analyzed expression over the table of this index.
@@ -127,7 +127,7 @@ impl Index {
         }
     }
 
-    /// Of the wanted method, the key first, in the order its type has by default.
+    /// Whether the index has the wanted method and the key first, in the default order of its type.
     ///
     /// # Safety
     /// `key` is an analyzed expression over the table of this index.
@@ -145,18 +145,18 @@ impl Index {
 }
 
 impl Index {
-    /// Whether its first column is a column or an expression.
+    /// Whether the first column of the index is the key, a column or an expression.
     ///
     /// # Safety
     /// `key` is an analyzed expression over the table of this open index.
     unsafe fn begins_with(&self, key: *mut pg_sys::Node) -> bool {
-        // SAFETY: the cast follows a check of the node's tag; a first column that is no column is the first expression.
+        // SAFETY: the cast follows a check of the node's tag; a first entry that is no column is the first expression.
         unsafe {
             let first = *(*(*self.0).rd_index).indkey.values.as_ptr();
             if (*key).type_ == pg_sys::NodeTag::T_Var {
                 return first == (*key.cast::<pg_sys::Var>()).varattno;
             }
-            // Indexes keep their expressions simplified.
+            // Index expressions are kept simplified.
             let key = pg_sys::eval_const_expressions(ptr::null_mut(), key);
             let expressions = elements(pg_sys::RelationGetIndexExpressions(self.0));
             first == 0 && expressions.first().is_some_and(|indexed| pg_sys::equal(indexed.ptr_value, key.cast()))

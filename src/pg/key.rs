@@ -1,4 +1,4 @@
-//! Primary keys, and the operators by which they tell values apart.
+//! Primary keys and their equality operators.
 
 use super::spi;
 use crate::error::TtlError;
@@ -7,14 +7,14 @@ use pgrx::pg_sys::Oid;
 /// A column of a primary key.
 pub struct KeyColumn {
     pub name: String,
-    /// Quoted.
+    /// The quoted name.
     pub column: String,
-    /// Qualified and quoted, like the operator by which the key tells its values apart.
+    /// Qualified and quoted, like `equals`, the key's equality operator.
     pub data_type: String,
     pub equals: String,
 }
 
-/// The columns of the primary key of a table, in order; none if it has none.
+/// Returns the columns of the primary key of a table, in order; none if there is no primary key.
 pub fn primary(relid: Oid) -> Result<Vec<KeyColumn>, TtlError> {
     let sql = "SELECT a.attname::text, quote_ident(a.attname), format('%I.%I', tn.nspname, t.typname),
                       format('OPERATOR(%I.%s)', n.nspname, o.oprname)

@@ -1,4 +1,4 @@
-//! Whether a query calls something that may tell of the rows it is called for.
+//! Whether a query calls something that may reveal the rows it is called for.
 
 use super::expression::elements;
 use super::harmless::is_own_type;
@@ -8,8 +8,8 @@ use pgrx::prelude::*;
 use std::ffi::c_void;
 use std::ptr;
 
-/// Whether a query has conditions that may call something that tells of rows, or may come to have them: those of outer
-/// queries are pushed into subqueries, whose expressions they then contain.
+/// Whether a query has conditions that may reveal rows, or may get them: conditions of outer queries are pushed down
+/// into subqueries, whose expressions they then contain.
 ///
 /// # Safety
 /// `query` is valid.
@@ -25,7 +25,7 @@ pub unsafe fn query_may_tell(query: *mut pg_sys::Query, is_top: bool) -> bool {
                     .any(|cell| may_tell((*cell.ptr_value.cast::<pg_sys::TargetEntry>()).expr.cast(), state)))
             || elements((*query).rtable).iter().any(|cell| {
                 let entry = &*cell.ptr_value.cast::<pg_sys::RangeTblEntry>();
-                // What stands in FROM may be pulled up, and then be asked of any row.
+                // An item in FROM may be pulled up and then evaluated for any row.
                 let parts = [
                     entry.values_lists.cast(),
                     entry.functions.cast(),
@@ -47,7 +47,7 @@ pub unsafe fn query_may_tell(query: *mut pg_sys::Query, is_top: bool) -> bool {
     }
 }
 
-/// Whether an expression or join tree may call something that tells of rows.
+/// Whether an expression or join tree may call something that reveals rows.
 #[pg_guard]
 unsafe extern "C-unwind" fn may_tell(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
     // SAFETY: the casts follow the node's tag.
@@ -78,7 +78,7 @@ unsafe extern "C-unwind" fn may_tell(node: *mut pg_sys::Node, state: *mut c_void
             | pg_sys::NodeTag::T_Param
             | pg_sys::NodeTag::T_CurrentOfExpr => false,
             pg_sys::NodeTag::T_SubLink => true,
-            // What is not given anything of a row cannot tell of its values.
+            // An expression that gets nothing from a row cannot reveal its values.
             _ if !has_vars(node, ptr::null_mut()) => return false,
             _ => true,
         };
@@ -86,7 +86,7 @@ unsafe extern "C-unwind" fn may_tell(node: *mut pg_sys::Node, state: *mut c_void
     }
 }
 
-/// Whether an expression is about rows, of this query or of one around it.
+/// Whether an expression uses rows of this query or of an outer one.
 #[pg_guard]
 unsafe extern "C-unwind" fn has_vars(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
     // SAFETY: `node` is null or part of an analyzed expression.
@@ -98,28 +98,28 @@ unsafe extern "C-unwind" fn has_vars(node: *mut pg_sys::Node, state: *mut c_void
 
 /// `pg_operator.oid` of `LIKE` for text, bpchar and name.
 const LIKE: [u32; 3] = [1209, 1211, 1207];
-/// Of `jsonb @> jsonb` and `tsvector @@ tsquery`.
+/// `pg_operator.oid` of `jsonb @> jsonb` and `tsvector @@ tsquery`.
 const CONTAINMENT: [u32; 2] = [3246, 3636];
-/// Bytes that a constant for those may have: what it costs to compare them is bounded by the row then, and no stack overflows.
+/// The most bytes of a constant operand of those: the row then bounds the cost of comparing, and no stack overflows.
 const SMALL: usize = 1_000;
 /// `pg_am.oid`.
 const BTREE_AND_HASH: [u32; 2] = [403, 405];
-/// `pg_type.oid` of `anyenum`: the values are compared by identifier.
+/// `pg_type.oid` of `anyenum`: enum values are compared by OID.
 const ANYENUM: u32 = 3500;
 
-/// Whether an operator may fail, last long or tell in some other way of a value it is called with.
+/// Whether an operator may reveal a value that it is called with, by failing, taking long or otherwise.
 ///
-/// It does not if PostgreSQL calls it leakproof, or if it compares two values of one of PostgreSQL's own types: these
-/// comparisons are total. Being of use for indexes says nothing, because `LIKE` fails on patterns that are not well formed as
-/// soon as a value fits up to the fault; it is safe with a constant that is well formed.
+/// It does not if PostgreSQL marks it leakproof, or if it compares two values of one of PostgreSQL's own types: these
+/// comparisons are total. Being indexable proves nothing, because `LIKE` fails on a malformed pattern as soon as a
+/// value matches up to the fault; it is safe with a well-formed constant.
 ///
 /// # Safety
 /// Within a transaction; `arguments` are those of the operator.
 unsafe fn operator_may_tell(operator: Oid, arguments: *mut pg_sys::List, collation: Oid) -> bool {
     // SAFETY: looks into the catalog caches; the arguments are nodes.
     unsafe {
-        // Without a collation that is known a comparison fails on the first value. PostgreSQL calls it leakproof all the same, and
-        // asks it before everything else: so it fails at once, whatever rows there are.
+        // Without a known collation, a comparison fails on the first value. PostgreSQL still marks it leakproof and
+        // evaluates it before everything else. So raise the error at once, whatever rows there are.
         let is_collatable =
             |cell: &pg_sys::ListCell| pg_sys::type_is_collatable(pg_sys::exprType(cell.ptr_value.cast()));
         if collation == pg_sys::InvalidOid && elements(arguments).iter().any(is_collatable) {
@@ -172,12 +172,12 @@ unsafe fn is_comparison(operator: Oid) -> bool {
     }
 }
 
-/// The bytes of a constant of a type of variable length.
+/// Returns the bytes of a constant of a variable-length type.
 ///
 /// # Safety
 /// `node` is part of an analyzed expression; the bytes are those of the node, or live in the current memory context.
 unsafe fn bytes_of<'a>(node: *mut pg_sys::Node) -> Option<&'a [u8]> {
-    // SAFETY: the cast follows the node's tag; a value of variable length has a header.
+    // SAFETY: the cast follows the node's tag; a variable-length value has a header.
     unsafe {
         if (*node).type_ == pg_sys::NodeTag::T_RelabelType {
             return bytes_of((*node.cast::<pg_sys::RelabelType>()).arg.cast());
@@ -191,7 +191,7 @@ unsafe fn bytes_of<'a>(node: *mut pg_sys::Node) -> Option<&'a [u8]> {
     }
 }
 
-/// Whether a node is a pattern that does not end in the middle of an escape: then no value makes it fail.
+/// Whether a node is a pattern that does not end inside an escape, so that no value makes it fail.
 ///
 /// # Safety
 /// As for [`bytes_of`].

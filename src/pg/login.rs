@@ -1,13 +1,13 @@
-//! What a role would find if it logged in to this database.
+//! Settings that a role would get if it logged in to this database.
 
 use super::spi;
 use crate::error::TtlError;
 use pgrx::pg_sys::Oid;
 use std::ffi::CString;
 
-/// The search path of a role: its own in this database, its own, that of the database, that of the server. Temporary relations come
-/// last unless it says otherwise: those of this session need not be its own. To be called as a superuser, who may read the
-/// configuration.
+/// Returns a role's search path: that of the role in this database, of the role, of the database, or of the server.
+/// `pg_temp` comes last unless the path names it, because this session's temporary relations need not be the role's.
+/// Must be called as a superuser, who may read the configuration.
 pub fn search_path(role: Oid) -> Result<CString, TtlError> {
     let sql = "SELECT coalesce(
                    (SELECT substr(setting, length('search_path=') + 1)

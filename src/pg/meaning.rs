@@ -1,7 +1,7 @@
-//! What an expression means: not its words but what they stand for, kept as PostgreSQL's own analyzed form.
+//! The meaning of an expression: not its words but the objects they refer to, kept as an analyzed node tree.
 //!
-//! The form has columns by number, and functions, operators, types and labels of enums by identifier. So it can be printed
-//! again after any of them was renamed, and it tells whether a text still says what it said.
+//! A tree refers to columns by number, and to functions, operators, types and enum labels by OID. So it can be printed
+//! again after any of them was renamed, and shows whether a text still means the same.
 
 use super::expression::{Relation, analyze};
 use super::harmless;
@@ -11,12 +11,12 @@ use pgrx::prelude::*;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
 
-/// The analyzed form of an expression, as text.
+/// An analyzed expression, as text.
 pub struct Meaning {
     pub tree: String,
-    /// Functions in it that are not PostgreSQL's own.
+    /// The functions in it that are not PostgreSQL's own.
     pub functions: Vec<Oid>,
-    /// Operators and types in it that are not.
+    /// The operators and types in it that are not PostgreSQL's own.
     pub others: Vec<Oid>,
 }
 
@@ -26,18 +26,18 @@ struct Objects {
     others: Vec<Oid>,
 }
 
-/// The major version whose form trees have: another one may write them differently.
+/// The major version that trees are written by. Another version may write them differently.
 pub fn version() -> i32 {
     pg_sys::PG_VERSION_NUM as i32 / 10_000
 }
 
-/// What a text in canonical form means. Reading it may run user code (a domain's check inside a literal): call this as the
-/// table's owner.
+/// Returns the meaning of a text in canonical form. Analyzing it may run user code (a domain check on a literal), so
+/// call this as the table's owner.
 pub fn of(relid: Oid, text: &str, purpose: Purpose) -> Result<Meaning, TtlError> {
     let relation = Relation::open(relid);
     let node = analyze(&relation, text, purpose)?;
     let mut objects = Objects::default();
-    // SAFETY: `node` is an analyzed expression that nobody else has; its text is copied.
+    // SAFETY: `node` is an analyzed expression that only we use; its text is copied.
     unsafe {
         forget_modifiers(node, ptr::null_mut());
         collect(node, ptr::from_mut(&mut objects).cast());
@@ -51,35 +51,35 @@ pub fn of(relid: Oid, text: &str, purpose: Purpose) -> Result<Meaning, TtlError>
     }
 }
 
-/// Whether a tree of this version calls nothing of users.
+/// Whether a tree of this version calls no user code.
 pub fn is_harmless(tree: &str) -> bool {
     let tree = CString::new(tree).unwrap_or_default();
-    // SAFETY: the tree is what `of` has written.
+    // SAFETY: the tree was written by `of`.
     unsafe { harmless::is_harmless(pg_sys::stringToNode(tree.as_ptr()).cast(), harmless::Whose::Users) }
 }
 
-/// Whether a text in canonical form means what a tree of this version does. Call this as the table's owner, too.
+/// Whether a text in canonical form means the same as a tree of this version. Call this, too, as the table's owner.
 pub fn is(relid: Oid, text: &str, purpose: Purpose, tree: &str) -> Result<bool, TtlError> {
     let relation = Relation::open(relid);
     let node = analyze(&relation, text, purpose)?;
     let tree = CString::new(tree).unwrap_or_default();
-    // SAFETY: `node` is an analyzed expression that nobody else has, and the tree is what `of` has written.
+    // SAFETY: `node` is an analyzed expression that only we use, and the tree was written by `of`.
     unsafe {
         forget_modifiers(node, ptr::null_mut());
         Ok(pg_sys::equal(node.cast(), pg_sys::stringToNode(tree.as_ptr())))
     }
 }
 
-/// The canonical text of a tree of this version, with the names that everything has now. Raises PostgreSQL's error if
-/// something in it is gone.
+/// Returns the canonical text of a tree of this version, with the current names of all objects. Raises PostgreSQL's
+/// error if one of them is gone.
 pub fn text_of(relid: Oid, tree: &str) -> String {
     let relation = Relation::open(relid);
     let tree = CString::new(tree).unwrap_or_default();
-    // SAFETY: the tree is what `of` has written, about this relation.
+    // SAFETY: the tree was written by `of` for this relation.
     unsafe { relation.deparse(pg_sys::stringToNode(tree.as_ptr()).cast()) }
 }
 
-/// How long a column's values may be does not change what they say.
+/// Clears the type modifiers of columns: the length limit of a column does not change the meaning.
 #[pg_guard]
 unsafe extern "C-unwind" fn forget_modifiers(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
     // SAFETY: `node` is null or part of an analyzed expression; the cast follows its tag.
@@ -96,7 +96,7 @@ unsafe extern "C-unwind" fn forget_modifiers(node: *mut pg_sys::Node, state: *mu
 
 #[pg_guard]
 unsafe extern "C-unwind" fn collect(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
-    // SAFETY: `node` is null or part of an analyzed expression, and the state is where they go; casts follow the node's tag.
+    // SAFETY: `node` is null or part of an analyzed expression; the state is an `Objects`; casts follow the node's tag.
     unsafe {
         if node.is_null() {
             return false;
@@ -125,7 +125,7 @@ unsafe extern "C-unwind" fn collect(node: *mut pg_sys::Node, state: *mut c_void)
 
 #[pg_guard]
 unsafe extern "C-unwind" fn collect_function(function: Oid, state: *mut c_void) -> bool {
-    // SAFETY: the state is where they go.
+    // SAFETY: the state is an `Objects`.
     take(function, unsafe { &mut (*state.cast::<Objects>()).functions });
     false
 }

@@ -1,4 +1,4 @@
-//! What a backend remembers about tables, until one of them, or a rule on it, changes.
+//! What a backend caches about tables, until one of them or a rule on it changes.
 
 use super::{access, relation};
 use pgrx::pg_sys::Oid;
@@ -8,16 +8,16 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::rc::Rc;
 
-/// Entries by key, each with the relations it is about.
+/// Cache entries by key, each with the relations it depends on.
 pub struct Memo<K, V> {
     entries: RefCell<HashMap<K, Entry<V>>>,
-    /// How many changes had been noticed when the entries were last looked through.
+    /// How many changes had been recorded when the entries were last checked.
     seen: Cell<usize>,
 }
 
 type Entry<V> = (Vec<Oid>, Rc<V>);
 
-/// Relations that have changed, in the order it was noticed. `InvalidOid` is all of them.
+/// Changed relations, in the order in which the backend learned of them. `InvalidOid` stands for all relations.
 struct Changes {
     forgotten: usize,
     latest: Vec<Oid>,
@@ -28,7 +28,7 @@ thread_local! {
     static IS_LISTENING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Beyond this many changes that one has not seen it is cheaper to forget everything.
+/// Beyond this many unseen changes it is cheaper to forget everything.
 const MOST_CHANGES: usize = 1000;
 
 impl<K: Eq + Hash + Clone, V> Memo<K, V> {
@@ -36,15 +36,16 @@ impl<K: Eq + Hash + Clone, V> Memo<K, V> {
         Self { entries: RefCell::new(HashMap::new()), seen: Cell::new(0) }
     }
 
-    /// What is remembered under a key.
+    /// Returns the entry for a key.
     pub fn get(&self, key: &K) -> Option<Rc<V>> {
-        // SAFETY: hears of what other sessions have committed, which happens at other times by itself.
+        // SAFETY: processes invalidations from other sessions, as also happens at other times.
         unsafe { pg_sys::AcceptInvalidationMessages() };
         self.forget_changed();
         self.entries.borrow().get(key).map(|(_, value)| Rc::clone(value))
     }
 
-    /// Remembers what `make` finds out about relations; `InvalidOid` is any relation. What changes while it is at it is not remembered.
+    /// Caches what `make` finds out about relations; `InvalidOid` stands for any relation. If one of them changes while
+    /// it runs, the result is not cached.
     pub fn remember<E>(&self, key: &K, make: impl FnOnce() -> Result<(Vec<Oid>, V), E>) -> Result<Rc<V>, E> {
         listen();
         self.forget_changed();
@@ -55,7 +56,7 @@ impl<K: Eq + Hash + Clone, V> Memo<K, V> {
         Ok(value)
     }
 
-    /// Forgets what is remembered under a key.
+    /// Forgets the entry for a key.
     pub fn remove(&self, key: &K) {
         self.entries.borrow_mut().remove(key);
     }
@@ -65,7 +66,7 @@ impl<K: Eq + Hash + Clone, V> Memo<K, V> {
             let seen = self.seen.replace(changes.forgotten + changes.latest.len());
             seen.checked_sub(changes.forgotten).map(|known| changes.latest[known..].to_vec())
         });
-        // Nothing of PostgreSQL runs while the entries are borrowed, but for freeing plans.
+        // No PostgreSQL code runs while the entries are borrowed, except to free plans.
         match news {
             Some(news) if news.is_empty() => {}
             Some(news) if !news.contains(&pg_sys::InvalidOid) => {
@@ -78,9 +79,9 @@ impl<K: Eq + Hash + Clone, V> Memo<K, V> {
     }
 }
 
-/// Has every backend forget what it remembers about a relation, and plan anew what it has planned for it, when this transaction commits.
+/// Makes every backend forget its entries for a relation and replan what uses it, once this transaction commits.
 pub fn forget(relid: Oid) {
-    // SAFETY: registers an invalidation message; does nothing about a relation that is gone.
+    // SAFETY: registers an invalidation message; does nothing if the relation is gone.
     unsafe {
         let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, pg_sys::Datum::from(relid));
         if !tuple.is_null() {
@@ -90,15 +91,15 @@ pub fn forget(relid: Oid) {
     }
 }
 
-/// The same for everything.
+/// Like [`forget`], for all relations.
 pub fn forget_all() {
     // SAFETY: registers an invalidation message.
     unsafe { pg_sys::CacheInvalidateRelcacheAll() };
 }
 
-/// The same for a relation and all that inherit from it.
+/// Like [`forget`], for a relation and all its descendants.
 pub fn forget_tree(relid: Oid) {
-    // What was dropped has told of it.
+    // Dropping a relation has already sent an invalidation.
     if access::relation_name(relid).is_none() {
         return;
     }
@@ -107,12 +108,12 @@ pub fn forget_tree(relid: Oid) {
 
 fn listen() {
     if !IS_LISTENING.replace(true) {
-        // SAFETY: registered once a process, for good.
+        // SAFETY: registered once per process, for good.
         unsafe { pg_sys::CacheRegisterRelcacheCallback(Some(notice_change), pg_sys::Datum::null()) };
     }
 }
 
-/// Called whenever PostgreSQL hears that a relation has changed, in the middle of anything: only takes it down.
+/// Records that a relation has changed. PostgreSQL may call this in the middle of anything, so it does nothing else.
 #[pg_guard]
 unsafe extern "C-unwind" fn notice_change(_argument: pg_sys::Datum, relid: Oid) {
     CHANGES.with_borrow_mut(|changes| {

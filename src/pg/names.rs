@@ -1,5 +1,5 @@
-//! Arguments of types that pgrx does not have: `regclass` and `regprocedure`, whose names resolve in the caller's search path
-//! before we are called; values of any type as their text; and names of new objects.
+//! Argument types that pgrx does not have: `regclass` and `regprocedure`, whose names resolve in the caller's search
+//! path before we are called. Also values of any type as text, and names of new objects.
 
 use super::identity;
 use pgrx::callconv::{Arg, ArgAbi};
@@ -9,13 +9,13 @@ use pgrx::{AnyElement, impl_sql_translatable, pg_sys};
 use std::ffi::{CStr, CString, c_char};
 use std::ptr;
 
-/// A name for an object, made of two others and a number, and shortened as PostgreSQL does it for the names it chooses.
+/// Builds an object name from two others and a number, shortened as PostgreSQL shortens the names it chooses.
 pub fn object_name(first: &str, second: &str, number: Option<u32>) -> String {
     let text = |text: String| CString::new(text).unwrap_or_default();
     let (first, second) = (text(first.to_owned()), text(second.to_owned()));
     let number = number.map(|number| text(number.to_string()));
     let label = number.as_ref().map_or(ptr::null(), |number| number.as_ptr());
-    // SAFETY: all are C strings; the result is a palloc'd one.
+    // SAFETY: all are C strings; the result is palloc'd.
     unsafe {
         CStr::from_ptr(pg_sys::makeObjectName(first.as_ptr(), second.as_ptr(), label)).to_string_lossy().into_owned()
     }
@@ -52,13 +52,13 @@ macro_rules! pass_as_oid {
 pass_as_oid!(Regclass);
 pass_as_oid!(Regprocedure);
 
-/// The text of a value of any type, as every session prints it, and whether it is JSON. That may be deeper, and its numbers larger,
-/// than any parser here takes.
+/// Returns the text of a value of any type, as every session prints it, and whether it is JSON. JSON may be nested
+/// deeper, and its numbers larger, than any parser here accepts.
 pub fn text_of(value: &AnyElement) -> (String, bool) {
     let type_oid = value.oid();
     let is_json = [pg_sys::JSONOID, pg_sys::JSONBOID].contains(&type_oid);
     let (mut output, mut is_varlena) = (pg_sys::InvalidOid, false);
-    // SAFETY: the value is of its type, which has a function that prints it; the text is copied.
+    // SAFETY: the value is of its type, which has an output function; the text is copied.
     let text = identity::with_pinned_values(|| unsafe {
         pg_sys::getTypeOutputInfo(type_oid, &mut output, &mut is_varlena);
         CStr::from_ptr(pg_sys::OidOutputFunctionCall(output, value.datum())).to_string_lossy().into_owned()
@@ -67,7 +67,7 @@ pub fn text_of(value: &AnyElement) -> (String, bool) {
 }
 
 impl Regclass {
-    /// Qualified and quoted; `None` if there is no such relation.
+    /// The qualified and quoted name; `None` if there is no such relation.
     pub fn qualified_name(self) -> Option<String> {
         // SAFETY: both look into the catalog caches.
         unsafe { qualified(pg_sys::get_rel_namespace(self.0), pg_sys::get_rel_name(self.0)) }
@@ -75,7 +75,7 @@ impl Regclass {
 }
 
 impl Regclass {
-    /// Schema and name, as they are; `None` if there is no such relation.
+    /// Schema and name, unquoted; `None` if there is no such relation.
     pub fn split_name(self) -> Option<(String, String)> {
         // SAFETY: both look into the catalog caches.
         unsafe { parts(pg_sys::get_rel_namespace(self.0), pg_sys::get_rel_name(self.0)) }
@@ -83,7 +83,7 @@ impl Regclass {
 }
 
 impl Regprocedure {
-    /// Qualified and quoted, without its arguments; `None` if there is no such function.
+    /// The qualified and quoted name, without arguments; `None` if there is no such function.
     pub fn qualified_name(self) -> Option<String> {
         // SAFETY: both look into the catalog caches.
         unsafe { qualified(pg_sys::get_func_namespace(self.0), pg_sys::get_func_name(self.0)) }

@@ -1,4 +1,4 @@
-//! Whether anything in a table has expired, told from the first entry of an index in the order of expiry.
+//! Tells whether any row of a table has expired, from the first entry of an index in expiry order.
 
 use super::compat;
 use super::condition::Condition;
@@ -8,23 +8,23 @@ use super::unique_conflict::dirty_snapshot;
 use pgrx::pg_sys::{self, Oid};
 use std::ptr;
 
-/// Index entries that are looked at for a row that is there: with more dead ones in front it is not worth it.
+/// How many index entries to try until one has a row: with more dead entries in front, probing does not pay off.
 const FEW_ENTRIES: usize = 8;
 
-/// The btree index that has the rows of a table in the order of expiry, and a test for rows that have not expired.
+/// A btree index that orders a table's rows by expiry, and a test for rows that have not expired.
 pub struct Order {
     index: Oid,
     estate: *mut pg_sys::EState,
     state: *mut pg_sys::ExprState,
     context: *mut pg_sys::ExprContext,
-    /// What the state was made of; it goes after that.
+    /// The condition that `state` was compiled from; must be dropped after it.
     _is_later: Condition,
 }
 
 impl Order {
-    /// `None` if the index does not begin with what expires first.
+    /// Returns `None` if the index does not start with the row that expires first.
     pub fn by(index: Oid, is_later: Condition) -> Option<Self> {
-        // SAFETY: the index is opened and closed; the state lives in memory of the condition's, and no longer than that.
+        // SAFETY: the index is opened and closed; the state lives in the condition's memory, and no longer than that.
         unsafe {
             let relation = pg_sys::index_open(index, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
             let is_ascending = *(*relation).rd_indoption == 0;
@@ -40,9 +40,9 @@ impl Order {
         }
     }
 
-    /// Whether no row of the table has expired, be it one that somebody is just writing. Says no if that is hard to tell.
+    /// Whether no row of the table has expired, uncommitted rows included. Returns `false` if that is hard to tell.
     pub fn is_clear(&self, change: &Change<'_>) -> bool {
-        // SAFETY: who writes a row has the relation and its indexes open and locked. Snapshot and slot outlive the scan.
+        // SAFETY: the writer has the relation and its indexes open and locked. Snapshot and slot outlive the scan.
         unsafe {
             let index = pg_sys::RelationIdGetRelation(self.index);
             if index.is_null() {
@@ -53,7 +53,7 @@ impl Order {
             let scan = compat::index_beginscan(relation, index, &raw mut snapshot, 0);
             pg_sys::index_rescan(scan, ptr::null_mut(), 0, ptr::null_mut(), 0);
             let slot = pg_sys::table_slot_create(relation, ptr::null_mut());
-            // An index without entries is clear; so is one whose first row is not due.
+            // The table is clear if the index has no entries, or if its first row has not expired.
             let mut is_clear = false;
             for _ in 0..FEW_ENTRIES {
                 if pg_sys::index_getnext_tid(scan, forward).is_null() {
@@ -75,7 +75,7 @@ impl Order {
     /// # Safety
     /// The slot has a row of the table.
     unsafe fn has_not_expired(&self, slot: *mut pg_sys::TupleTableSlot) -> bool {
-        // SAFETY: as promised by the caller; what the test allocates is freed with the next.
+        // SAFETY: as promised by the caller; memory that the test allocates is freed by the next test.
         unsafe {
             (*self.context).ecxt_scantuple = slot;
             pg_sys::MemoryContextReset((*self.context).ecxt_per_tuple_memory);
@@ -89,7 +89,7 @@ impl Order {
 
 impl Drop for Order {
     fn drop(&mut self) {
-        // SAFETY: ours alone.
+        // SAFETY: no one else has the state.
         unsafe { pg_sys::FreeExecutorState(self.estate) };
     }
 }

@@ -1,5 +1,5 @@
-//! Rows that `ON CONFLICT DO NOTHING` was to write, kept until it has run: to see then whether one came to be in their way that
-//! nobody could see when they were looked at.
+//! Rows that `ON CONFLICT DO NOTHING` was asked to insert, kept until the statement has run. They are then checked
+//! again for a conflicting row that was not visible yet when the trigger looked.
 
 use super::compat;
 use super::existing::Existing;
@@ -9,7 +9,7 @@ use super::unique_conflict::{self, Constraint};
 use pgrx::pg_sys::{self, Oid};
 use std::ptr;
 
-/// A copy of such a row, in memory of the statement that was to write it.
+/// A copy of a row that `ON CONFLICT DO NOTHING` was asked to insert, in the memory of that statement.
 pub struct PendingRow {
     relid: Oid,
     tuple: pg_sys::HeapTuple,
@@ -33,11 +33,11 @@ impl PendingRow {
     }
 
     pub fn free(self) {
-        // SAFETY: a copy that nobody else has.
+        // SAFETY: a copy that no one else has.
         unsafe { pg_sys::heap_freetuple(self.tuple) };
     }
 
-    /// Shows `judge` the row itself.
+    /// Passes the row itself to `judge`.
     pub fn ask<T>(&self, judge: impl FnOnce(&Existing) -> T) -> T {
         let relation = Relation::open(self.relid);
         // SAFETY: the relation is open, and the slot has a row of it.
@@ -51,12 +51,13 @@ impl PendingRow {
         }
     }
 
-    /// Whether a row that collides with this one is there, and `judge` says yes to it; or whether the transaction at hand has written
-    /// such a row, whatever has become of it. `None` if the constraint does not concern it. Waits for nobody.
+    /// Whether there is a row that collides with this one and for which `judge` returns true, or whether the current
+    /// transaction has written such a row, even if it is gone by now. Returns `None` if the constraint does not apply
+    /// to this row. Does not wait for other transactions.
     pub fn meets_another(&self, constraint: &Constraint, judge: impl Fn(&Existing) -> bool) -> Option<bool> {
         let relation = Relation::open(self.relid);
-        // SAFETY: relation and index are open, and the slots have rows of the relation. What an error leaves behind is released
-        // with the transaction.
+        // SAFETY: relation and index are open, and the slots hold rows of the relation. The end of the transaction
+        // releases what an error leaves open.
         unsafe {
             let index = pg_sys::index_open(constraint.index, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
             let own = self.slot(&relation);
@@ -78,7 +79,7 @@ impl PendingRow {
                     pg_sys::ExecDropSingleTupleTableSlot(slot);
                     is_found
                 };
-                // The first sees what others have committed, and all that this transaction has done, this command included.
+                // The first scan sees all committed rows and all that this transaction has done, this command included.
                 find(&raw mut pg_sys::SnapshotSelfData, &judge)
                     || find(&raw mut pg_sys::SnapshotAnyData, &|row| row.is_of_this_transaction() && judge(row))
             });

@@ -17,20 +17,20 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::rc::Rc;
 
-/// What is to be done about a relation of a query.
+/// How to treat a relation of a query.
 pub struct Decision {
-    /// Whether another role might get another decision.
+    /// Whether the decision may differ for another role.
     pub depends_on_role: bool,
-    /// The condition its rows have to meet.
+    /// The condition that visible rows meet.
     pub condition: Option<Rc<Condition>>,
-    /// The function, given the relation, that fails a statement which would do nothing about a row that does not.
+    /// The function, called with the relation, that raises an error where a statement would silently skip a hidden row.
     pub refusal: Oid,
 }
 
-/// Decides about a relation; `None` if there is nothing to it, which is the usual answer.
+/// Decides about a relation; returns `None` in the usual case that there is nothing to do.
 pub type Decide = fn(Oid) -> Option<Decision>;
 
-/// Whether there is anything to decide in this database at all.
+/// Whether any relation of this database needs a decision.
 pub type IsConcerned = fn() -> bool;
 
 /// Whether a query sees every row.
@@ -48,13 +48,13 @@ struct Hooks {
 static HOOKS: once_cell::sync::OnceCell<Hooks> = once_cell::sync::OnceCell::new();
 
 thread_local! {
-    /// Set while we ask: what is planned meanwhile is our own.
+    /// Set while a function of ours is called: any query planned in the meantime is our own.
     static IS_ASKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has every query of this process ask `decide` about its tables.
+/// Installs planner hooks that ask `decide` about every table in the queries of this process.
 pub fn install(decide: Decide, is_concerned: IsConcerned, is_exempt: IsExempt) {
-    // SAFETY: while the library is loaded, nothing is planned; whoever was there before is called in turn.
+    // SAFETY: nothing is planned while the library is being loaded; hooks installed earlier are called in turn.
     unsafe {
         let hooks = Hooks {
             decide,
@@ -72,7 +72,7 @@ pub fn install(decide: Decide, is_concerned: IsConcerned, is_exempt: IsExempt) {
     }
 }
 
-/// Defines a setting that decides what queries see.
+/// Defines a boolean setting that affects which rows queries see.
 pub fn define_setting(
     name: &'static CStr,
     about: &'static CStr,
@@ -80,7 +80,7 @@ pub fn define_setting(
     setting: &'static GucSetting<bool>,
 ) {
     let (context, flags) = (GucContext::Userset, GucFlags::default());
-    // SAFETY: the hook has the type that PostgreSQL asks for.
+    // SAFETY: the hook has the type that PostgreSQL expects.
     unsafe {
         GucRegistry::define_bool_guc_with_hooks(
             name,
@@ -96,7 +96,7 @@ pub fn define_setting(
     }
 }
 
-/// Plans that were made under the other value hide too much or too little.
+/// Discards cached plans: those made under the other value hide too much or too little.
 #[pg_guard]
 unsafe extern "C-unwind" fn forget_plans(_value: bool, _extra: *mut c_void) {
     // SAFETY: marks the cached plans of this process.
@@ -123,13 +123,13 @@ unsafe extern "C-unwind" fn planner(
     }
 }
 
-/// Adds conditions to a query; tells whether another role might get others.
+/// Adds conditions to a query and returns whether they may differ for another role.
 #[pg_guard]
 unsafe extern "C-unwind" fn prepare(query: *mut pg_sys::Query, text: *const c_char) -> bool {
     let Some(hooks) = HOOKS.get() else { return false };
     let mut walk =
         Walk { decide: hooks.decide, depends_on_role: false, may_tell: None, top: query, is_left_to_citus: false };
-    // SAFETY: as the hook was called.
+    // SAFETY: the hook's arguments are valid.
     unsafe {
         if IS_ASKING.get() {
             reference::learn();
@@ -141,7 +141,7 @@ unsafe extern "C-unwind" fn prepare(query: *mut pg_sys::Query, text: *const c_ch
     walk.depends_on_role
 }
 
-/// Asks one of ours, who may run queries to find out.
+/// Calls one of our own functions, which may run queries.
 fn asking<T>(ask: impl FnOnce() -> T) -> T {
     struct Asking;
     impl Drop for Asking {
@@ -154,15 +154,15 @@ fn asking<T>(ask: impl FnOnce() -> T) -> T {
     ask()
 }
 
-/// Statements of the engine begin with this.
+/// The prefix of the engine's statements.
 pub const ENGINE_TAG: &str = "/* pg_ttl_index */ ";
 
 thread_local! {
-    /// Set while a statement of the engine is about to be planned, and taken by the first that is.
+    /// Set while a statement of the engine is about to be planned; the first statement planned clears it.
     static IS_ENGINE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Plans, or has planned, a statement: one of the engine sees every row. Code that runs in it later does not.
+/// Runs `work`, which plans `sql`. A statement of the engine sees every row; code that it runs later does not.
 pub fn planning<T>(sql: &str, work: impl FnOnce() -> T) -> T {
     struct Planning;
     impl Drop for Planning {
@@ -179,7 +179,7 @@ pub fn planning<T>(sql: &str, work: impl FnOnce() -> T) -> T {
 pub struct Occasion<'a> {
     query: *mut pg_sys::Query,
     text: &'a CStr,
-    /// Whether the engine has said that this is a query of its own.
+    /// Whether the engine has announced this query as its own.
     pub is_of_engine: bool,
 }
 
@@ -196,13 +196,13 @@ impl Occasion<'_> {
         self.text.to_bytes().starts_with(beginning.as_bytes())
     }
 
-    /// Whether what it reads is sent to a replica.
+    /// Whether the rows are read for a replica.
     pub fn is_of_walsender(&self) -> bool {
         // SAFETY: set when the process starts.
         unsafe { pg_sys::am_walsender }
     }
 
-    /// Whether it is a query by which PostgreSQL itself checks a foreign key.
+    /// Whether PostgreSQL itself uses this query to check a foreign key.
     pub fn is_foreign_key_check(&self) -> bool {
         // SAFETY: the query is valid while it is planned.
         unsafe {
@@ -217,11 +217,11 @@ impl Occasion<'_> {
 struct Walk {
     decide: Decide,
     depends_on_role: bool,
-    /// The whole query, and whether something in it may tell of rows, once that is known.
+    /// The whole query, and whether anything in it may leak rows, once that is known.
     top: *mut pg_sys::Query,
     may_tell: Option<bool>,
-    /// Whether the query is about a table of Citus, too: the parts of it that read other tables come by here once more, each as a
-    /// query of its own. What an INSERT does about conflicts does not.
+    /// Whether the query also uses a Citus table. Citus plans the parts that read other tables as separate queries,
+    /// which come through this hook again; the ON CONFLICT clause of an INSERT does not.
     is_left_to_citus: bool,
 }
 
@@ -264,10 +264,10 @@ impl Walk {
         }
     }
 
-    /// A hidden row that no room could be made of is not updated, and the statement not told that all was well.
+    /// ON CONFLICT DO UPDATE must neither update a hidden row that could not be removed, nor skip it silently.
     ///
     /// # Safety
-    /// The query inserts into the relation at this place.
+    /// The query inserts into the relation with range table index `target`.
     unsafe fn on_conflict(&mut self, query: *mut pg_sys::Query, target: i32) {
         // SAFETY: as promised by the caller.
         unsafe {
@@ -290,7 +290,7 @@ impl Walk {
         }
     }
 
-    /// The condition, and the function that refuses.
+    /// Returns the condition and the refusal function for a relation.
     fn decide(&mut self, relid: Oid) -> Option<(Rc<Condition>, Oid)> {
         let decide = self.decide;
         let decision = asking(|| decide(relid))?;
@@ -299,7 +299,7 @@ impl Walk {
     }
 }
 
-/// A call of the function that refuses, for a relation.
+/// Builds a call of the refusal function for a relation.
 ///
 /// # Safety
 /// Called while a query is being planned.
@@ -314,10 +314,10 @@ unsafe fn refusal_of(relid: Oid, function: Oid) -> *mut pg_sys::FuncExpr {
     }
 }
 
-/// Called for every node of a query's expressions, for the queries in them.
+/// Visits every node of a query's expressions to find subqueries.
 #[pg_guard]
 unsafe extern "C-unwind" fn walk(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
-    // SAFETY: the cast follows the node's tag; the state is the walk that was begun.
+    // SAFETY: the cast follows the node's tag; the state is the `Walk` that started this.
     unsafe {
         if node.is_null() {
             return false;
@@ -330,7 +330,7 @@ unsafe extern "C-unwind" fn walk(node: *mut pg_sys::Node, state: *mut c_void) ->
     }
 }
 
-/// Called for every relation of a query, when its conditions are known.
+/// Called for every relation of a query once its conditions are known.
 #[pg_guard]
 unsafe extern "C-unwind" fn set_rel_pathlist(
     root: *mut pg_sys::PlannerInfo,
@@ -354,9 +354,10 @@ unsafe extern "C-unwind" fn set_rel_pathlist(
     }
 }
 
-/// A set-returning function in SQL is put into the query that calls it only after we have seen that. Not where it matters:
-/// then its own queries are planned on their own. And what a sweep has called is read where it runs, under the search path of the
-/// table's owner. Filters and expressions, which are not volatile, are read under the pinned one.
+/// Keeps functions from being inlined. Set-returning SQL functions are inlined after our hook has seen the query; where
+/// rows are hidden, their queries must be planned separately. Volatile functions that a sweep calls must be parsed when
+/// they run, under the search path of the table's owner; filters and expressions, not volatile, are parsed under the
+/// pinned one.
 #[pg_guard]
 unsafe extern "C-unwind" fn must_not_be_inlined(function: Oid) -> bool {
     // SAFETY: looks into the catalog caches.
@@ -376,7 +377,7 @@ unsafe extern "C-unwind" fn must_not_be_inlined(function: Oid) -> bool {
     }
 }
 
-/// `pg_language.oid` of SQL, the same in every database.
+/// The OID of the SQL language in `pg_language`, the same in every database.
 const SQL_LANGUAGE: u32 = 14;
 
 /// # Safety

@@ -1,4 +1,4 @@
-//! The first key of an index that a visible row has, read from the index itself: nothing of users runs.
+//! Reads the first key of an index that belongs to a visible row from the index itself, without running user code.
 
 use super::compat;
 use super::index::is_usable_at_once;
@@ -6,29 +6,29 @@ use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::{FromDatum, IntoDatum};
 use std::ptr;
 
-/// The first value of an index.
+/// The first key of an index.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// Microseconds since 2000.
     Instant(i64),
-    /// The same, in local time.
+    /// Microseconds since 2000, in local time.
     Local(i64),
     /// A number, in digits.
     Number(String),
     Uuid([u8; 16]),
 }
 
-/// Places in the heap that are looked at: the first entries of an index may be those of rows that are gone.
+/// How many heap tuples to visit: the first entries of an index may point to dead rows.
 const MOST_VISITS: usize = 300;
-/// Entries of the index that are looked at.
+/// How many index entries to read.
 const MOST_ENTRIES: usize = 3_000;
-/// Parts of a partitioned index that are looked at.
+/// How many indexes of a partitioned index to read.
 const MOST_PARTS: usize = 1_000;
 
-/// The first values that visible rows have in a btree index, one for each part of it, in which a row can expire at all by
-/// `can_expire`. `None` if that cannot be told at once: somebody has locked the table, or too much is in the way.
+/// Returns the first key of a visible row for which `can_expire` holds, for each part of a btree index. Returns `None`
+/// if that cannot be told at once, because the table is locked or too many entries come first.
 pub fn first_values(index: Oid, can_expire: impl Fn(&Value) -> bool) -> Option<Vec<Value>> {
-    // One that is gone has no parts to ask for.
+    // An index that has been dropped has no parts.
     super::access::relation_name(index)?;
     let mut values = Vec::new();
     let parts = super::relation::tree(index);
@@ -42,8 +42,8 @@ pub fn first_values(index: Oid, can_expire: impl Fn(&Value) -> bool) -> Option<V
 }
 
 fn first_value(index: Oid, can_expire: &impl Fn(&Value) -> bool) -> Option<Option<Value>> {
-    // SAFETY: both relations are opened with the locks that reading them takes, if these are free, and closed again; the abort
-    // that an error brings closes them, too.
+    // SAFETY: both relations are opened with the locks that reading takes, if these are free, and closed again; on
+    // error the abort closes them.
     unsafe {
         let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
         let table = pg_sys::IndexGetRelation(index, true);
@@ -71,7 +71,7 @@ fn first_value(index: Oid, can_expire: &impl Fn(&Value) -> bool) -> Option<Optio
 }
 
 /// # Safety
-/// Both are open, and the index is one of the table.
+/// Both are open, and `index` is an index of `heap`.
 unsafe fn read(
     heap: pg_sys::Relation,
     index: pg_sys::Relation,
@@ -121,12 +121,12 @@ unsafe fn read(
     }
 }
 
-/// Where values begin that can expire: behind minus infinity and zero, and not at nulls. `None` for other types.
+/// Returns a scan key for values that can expire: above minus infinity and zero, and not NULL. `None` for other types.
 ///
 /// # Safety
 /// The index is open.
 unsafe fn beginning(index: pg_sys::Relation, key_type: Oid) -> Option<pg_sys::ScanKeyData> {
-    // SAFETY: as promised by the caller; the operator is the index's own for its type, and takes a value of that.
+    // SAFETY: as promised by the caller; the operator is the index's own for its type and takes a value of that type.
     unsafe {
         let mut key = pg_sys::ScanKeyData::default();
         let bound = match key_type {
@@ -158,10 +158,10 @@ unsafe fn beginning(index: pg_sys::Relation, key_type: Oid) -> Option<pg_sys::Sc
     }
 }
 
-/// The key that a scan is at.
+/// Returns the key at the scan's current position.
 ///
 /// # Safety
-/// The scan is at an entry, and gives its tuple.
+/// The scan is at an entry and returns index tuples.
 unsafe fn value_of(scan: pg_sys::IndexScanDesc, key_type: Oid) -> Option<Value> {
     // SAFETY: as promised by the caller; a tuple has as many values as its descriptor says.
     unsafe {

@@ -1,4 +1,4 @@
-//! The process we are: waiting, interrupts, what others see of us.
+//! This process: waiting, interrupts, and what other sessions see of it.
 
 use super::compat;
 use pgrx::bgworkers::{BackgroundWorker, SignalWakeFlags};
@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 use std::time::Duration;
 
-/// Waits until the time is over or somebody sets our latch. Cancel and shutdown take effect.
+/// Waits until the time is up or our latch is set. Handles cancel and shutdown.
 pub fn rest(duration: Duration) {
     let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
     let millis = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
@@ -19,14 +19,14 @@ pub fn rest(duration: Duration) {
     check_for_interrupts();
 }
 
-/// Has another process of this server exit, whatever code of users it runs: unlike a cancel, nothing can catch this. The caller
-/// knows that it still is one.
+/// Terminates another process of this server even while it runs user code, which can catch a cancel but not this. The
+/// caller must know that `pid` is still a process of this server.
 pub fn terminate(pid: i32) {
     // SAFETY: a signal that every process of the server has a handler for.
     unsafe { compat::kill(pid, pg_sys::SIGTERM as i32) };
 }
 
-/// Whether another process of this server waits for a lock.
+/// Whether another process of this server is waiting for a lock.
 pub fn waits_for_lock(pid: i32) -> bool {
     const CLASS: u32 = 0xff00_0000;
     // SAFETY: a process entry stays in place when its process exits.
@@ -40,14 +40,14 @@ pub fn check_for_interrupts() {
     pg_sys::check_for_interrupts!();
 }
 
-/// Like [`rest`], for a worker between two transactions: a cancel that comes while it does nothing is forgotten.
+/// Like [`rest`], for a worker between two transactions: ignores a cancel that arrives while the worker is idle.
 pub fn idle(duration: Duration) {
     // SAFETY: a flag that only our own signal handler sets.
     unsafe { pg_sys::QueryCancelPending = 0 };
     rest(duration);
 }
 
-/// What `pg_stat_activity` says of this process.
+/// Sets what `pg_stat_activity` shows for this process.
 pub fn report_activity(query: Option<&str>) {
     let text = query.and_then(|query| CString::new(query).ok());
     // SAFETY: the text is copied.
@@ -59,16 +59,16 @@ pub fn report_activity(query: Option<&str>) {
     }
 }
 
-/// Handles signals as a background worker should, and reads the configuration as it is now.
+/// Installs the signal handlers of a background worker.
 pub fn attach_signal_handlers() {
     BackgroundWorker::attach_signal_handlers(SignalWakeFlags::SIGHUP);
     compat::handle_sigterm();
 }
 
-/// Reads the configuration again if the server was told to.
+/// Reloads the configuration after a SIGHUP.
 pub fn reload_configuration() {
     if BackgroundWorker::sighup_received() {
-        // SAFETY: outside a transaction or between two statements, as every backend does it.
+        // SAFETY: outside a transaction or between two statements, as in every backend.
         unsafe { pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP) };
     }
 }
@@ -77,17 +77,17 @@ pub fn reload_configuration() {
 pub type Pinned = (&'static CStr, &'static CStr);
 
 thread_local! {
-    /// The settings of this worker, whatever `ALTER DATABASE` or `ALTER ROLE` say.
+    /// The settings of this worker, which override `ALTER DATABASE` and `ALTER ROLE`.
     static PINNED: RefCell<Vec<Pinned>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Sets settings of this worker, and remembers them for [`pin_again`].
+/// Applies settings to this worker and remembers them for [`pin_again`].
 pub fn pin_settings(settings: Vec<Pinned>) {
     PINNED.set(settings);
     pin_again();
 }
 
-/// Sets them once more, after code of users may have changed them.
+/// Applies the pinned settings again, after user code may have changed them.
 pub fn pin_again() {
     let (context, source) = (pg_sys::GucContext::PGC_SUSET, pg_sys::GucSource::PGC_S_SESSION);
     for (name, value) in PINNED.with_borrow(Vec::clone) {
@@ -96,10 +96,10 @@ pub fn pin_again() {
     }
 }
 
-/// Whether somebody is about to drop, rename or copy a database. To be called in a transaction, in whatever database.
+/// Whether another session is about to drop, rename or copy a database. Call in a transaction, in any database.
 pub fn is_database_wanted(database: pg_sys::Oid) -> bool {
-    // SAFETY: the lock tag is that of the database; the lock conflicts with what those commands hold, is not waited
-    // for, and is released with the transaction.
+    // SAFETY: the tag is that of the database; the lock conflicts with the locks of those commands, is not waited for,
+    // and is released with the transaction.
     unsafe {
         let tag = pg_sys::LOCKTAG {
             locktag_field1: 0,
@@ -114,17 +114,17 @@ pub fn is_database_wanted(database: pg_sys::Oid) -> bool {
     }
 }
 
-/// Whether this database has the extension. To be called in a transaction.
+/// Whether this database has the extension. Call in a transaction.
 pub fn has_extension() -> bool {
     // SAFETY: a catalog lookup.
     unsafe { pg_sys::get_extension_oid(c"pg_ttl_index".as_ptr(), true) != pg_sys::InvalidOid }
 }
 
-/// The databases one can connect to and that are no templates, with their names. Works without a database connection, in a
-/// transaction.
+/// Returns the databases that allow connections and are not templates, with their names. Call in a transaction; no
+/// database connection is needed.
 pub fn databases() -> Vec<(pg_sys::Oid, String)> {
     let mut found = Vec::new();
-    // SAFETY: a scan of a shared catalog, as the autovacuum launcher does it.
+    // SAFETY: a scan of a shared catalog, as in the autovacuum launcher.
     unsafe {
         let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
         let relation = pg_sys::table_open(pg_sys::DatabaseRelationId, lock);
@@ -146,13 +146,12 @@ pub fn databases() -> Vec<(pg_sys::Oid, String)> {
     found
 }
 
-/// The database we are connected to.
 pub fn current_database() -> pg_sys::Oid {
     // SAFETY: a backend-local value.
     unsafe { pg_sys::MyDatabaseId }
 }
 
-/// Its name. To be called in a transaction.
+/// The name of the database we are connected to. Call in a transaction.
 pub fn current_database_name() -> String {
     // SAFETY: a catalog lookup; the string is copied.
     unsafe {
@@ -167,7 +166,7 @@ pub fn wal_bytes() -> i64 {
     unsafe { pg_sys::pgWalUsage.wal_bytes as i64 }
 }
 
-/// Where the write-ahead log of the server ends, in bytes.
+/// The end of the server's write-ahead log, in bytes.
 pub fn wal_end() -> i64 {
     // SAFETY: reads shared memory.
     unsafe { pg_sys::GetXLogInsertRecPtr() as i64 }

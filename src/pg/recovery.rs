@@ -1,7 +1,7 @@
-//! Whether this server comes from a point-in-time recovery.
+//! Whether this server has been through a point-in-time recovery.
 //!
-//! PostgreSQL removes `recovery.signal` when a recovery has ended, and keeps nothing by which it could be told from the promotion of a
-//! standby. So the library takes a note in the data directory when the server is started with it.
+//! PostgreSQL removes `recovery.signal` when a recovery has ended, and then nothing distinguishes it from the promotion
+//! of a standby. So the library writes a note into the data directory when the server starts with that file.
 
 use once_cell::sync::OnceCell;
 use pgrx::pg_sys;
@@ -12,15 +12,15 @@ use std::path::{Path, PathBuf};
 
 const NOTE: &str = "pg_ttl_index.recovery";
 
-/// The last recovery; set in the postmaster, and so known to all its children.
+/// The last recovery; set in the postmaster and inherited by its children.
 static RECOVERY: OnceCell<Option<i64>> = OnceCell::new();
 
-/// Takes note of a recovery that is about to begin. To be called while the server preloads libraries.
+/// Records a recovery that is about to begin. Call while the server preloads libraries.
 pub fn init() {
     let _ = RECOVERY.set(look(&data_directory()));
 }
 
-/// The number of the server's last point-in-time recovery, if there was one.
+/// The number of the server's last point-in-time recovery, if any.
 pub fn last() -> Option<i64> {
     RECOVERY.get().copied().flatten()
 }
@@ -32,7 +32,7 @@ fn data_directory() -> PathBuf {
 }
 
 fn look(directory: &Path) -> Option<i64> {
-    // With both, the server becomes a standby.
+    // With both files, the server becomes a standby.
     let is_recovering = directory.join("recovery.signal").exists() && !directory.join("standby.signal").exists();
     if !is_recovering {
         return std::fs::read_to_string(directory.join(NOTE)).ok()?.trim().parse().ok();

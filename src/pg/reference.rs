@@ -1,4 +1,4 @@
-//! Queries by which PostgreSQL itself enforces foreign keys: they are about physical rows, hidden or not.
+//! Recognizes the queries with which PostgreSQL itself enforces foreign keys: these must see all rows, hidden or not.
 
 use super::expression::elements;
 use pgrx::pg_sys;
@@ -7,23 +7,23 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 thread_local! {
-    /// PostgreSQL's callback for errors in statements that run through SPI; learned from one of ours.
+    /// PostgreSQL's error context callback for SPI statements, learned from a statement of ours.
     static SPI_CALLBACK: Cell<*const c_void> = const { Cell::new(ptr::null()) };
 }
 
-/// Learns what it looks like when a statement is planned that runs through SPI. To be called while one of ours is.
+/// Remembers the SPI error context callback. Call while a statement of ours is being planned through SPI.
 pub fn learn() {
     if SPI_CALLBACK.get().is_null() {
         SPI_CALLBACK.set(callbacks()[0]);
     }
 }
 
-/// Whether a query that is being planned is one of a foreign key.
+/// Whether a query that is being planned enforces a foreign key.
 ///
-/// A user's trigger behind a foreign key runs in the same state of the session, and can spell the same query. But its query was
-/// sent by the handler of a language, which a query of PostgreSQL's own was not. Functions of PostgreSQL that run a query for
-/// their caller have no parameters for it, or return nothing of it; that the query is one of a foreign key in every part keeps its
-/// errors from telling anything.
+/// A user's trigger behind a foreign key runs in the same session state and can contain the same query. But a language
+/// handler sends that query, and not PostgreSQL itself. Built-in functions that run a query for their caller take no
+/// parameters for it, or return nothing of it. The query must also match a foreign key query in every part, so that its
+/// errors reveal nothing.
 ///
 /// # Safety
 /// `query` is valid.
@@ -37,7 +37,7 @@ pub unsafe fn is_foreign_key(query: *mut pg_sys::Query) -> bool {
     }
 }
 
-/// The innermost two callbacks for errors: who runs the present statement, and on whose behalf.
+/// Returns the two innermost error context callbacks: the one that runs the current statement, and its caller.
 fn callbacks() -> [*const c_void; 2] {
     // SAFETY: the callbacks are a list.
     unsafe {
@@ -62,14 +62,14 @@ unsafe extern "C" {
     fn dladdr(address: *const c_void, info: *mut DlInfo) -> c_int;
 }
 
-/// Where the program or library begins that an address is in.
+/// Returns the base address of the program or library that contains an address.
 fn module_of(address: *const c_void) -> Option<*const c_void> {
     let mut info = DlInfo { file: ptr::null(), base: ptr::null(), symbol: ptr::null(), address: ptr::null() };
     // SAFETY: the function takes any address.
     (unsafe { dladdr(address, &mut info) } != 0).then_some(info.base)
 }
 
-/// Whether the present statement runs through SPI, and not because the handler of a language asked for it: those are libraries.
+/// Whether the current statement runs through SPI and was not sent by a language handler, which would be in a library.
 fn is_of_postgres() -> bool {
     let ([runs, behalf], spi) = (callbacks(), SPI_CALLBACK.get());
     !spi.is_null()
@@ -77,12 +77,12 @@ fn is_of_postgres() -> bool {
         && (behalf.is_null() || module_of(behalf).is_some_and(|it| Some(it) == module_of(spi)))
 }
 
-/// Whether a query locks or changes the rows of one relation by keys that are its parameters, and does nothing else.
+/// Whether a query only locks or changes rows of one relation, found by keys that are its parameters.
 ///
 /// # Safety
 /// `query` is valid.
 unsafe fn is_about_one_relation(query: *mut pg_sys::Query) -> bool {
-    // SAFETY: as promised by the caller; what is looked at follows the kind of the entry.
+    // SAFETY: as promised by the caller; the fields read fit the kind of the entry.
     unsafe {
         let query = &*query;
         let [cell] = elements(query.rtable) else { return false };
@@ -102,8 +102,8 @@ unsafe fn is_about_one_relation(query: *mut pg_sys::Query) -> bool {
     }
 }
 
-/// Whether a query that is being planned is the one by which ALTER TABLE checks a foreign key for all rows at once: a join of the
-/// two tables of a foreign key by its columns, and nothing else.
+/// Whether a query that is being planned is the one with which ALTER TABLE checks a foreign key for all rows at once: a
+/// join of the two tables of a foreign key on its columns, and nothing else.
 ///
 /// # Safety
 /// `query` is valid.
@@ -131,7 +131,7 @@ pub unsafe fn is_initial_check(query: *mut pg_sys::Query) -> bool {
     }
 }
 
-/// The columns of a relation that a join tree uses.
+/// The columns of a relation that are used in a join tree.
 ///
 /// # Safety
 /// `node` is a join tree.
@@ -185,16 +185,16 @@ unsafe fn is_plain_condition(node: *mut pg_sys::Node) -> bool {
 }
 
 /// # Safety
-/// `cell` is one of a target list.
+/// `cell` belongs to a target list.
 unsafe fn is_constant(cell: &pg_sys::ListCell) -> bool {
-    // SAFETY: a target list has entries with expressions; a key that a subquery passes on is one, too.
+    // SAFETY: a target list has entries with expressions; a key passed up by a subquery counts as a constant, too.
     unsafe {
         let expression: *mut pg_sys::Node = (*cell.ptr_value.cast::<pg_sys::TargetEntry>()).expr.cast();
         [pg_sys::NodeTag::T_Const, pg_sys::NodeTag::T_Var].contains(&(*expression).type_)
     }
 }
 
-/// Whether a condition is made of operators for indexes, which only superusers define, between columns and parameters.
+/// Whether a condition consists of index operators, which only superusers define, between columns and parameters.
 ///
 /// # Safety
 /// `node` is null or part of an analyzed condition.
@@ -221,7 +221,7 @@ unsafe fn compares_keys(node: *mut pg_sys::Node) -> bool {
     }
 }
 
-/// A column or a parameter, maybe cast.
+/// Whether a node is a column or a parameter, possibly cast.
 ///
 /// # Safety
 /// `node` is part of an analyzed expression.

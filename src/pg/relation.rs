@@ -1,4 +1,4 @@
-//! A relation's present shape, and locks on it.
+//! The current shape of a relation, and locks on it.
 
 use super::compat;
 use super::expression::elements;
@@ -8,28 +8,28 @@ use pgrx::pg_sys;
 use pgrx::spi::quote_qualified_identifier;
 use std::ffi::CStr;
 
-/// What a statement prepared for a relation relies on: if any of it changes, names in the statement may mean
-/// something else.
+/// What a statement prepared for a relation relies on. If any of it changes, names in the statement may mean something
+/// else.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     namespace: String,
     name: String,
-    /// All that it is a partition or child of: one that was detached is not swept on, nor one that was attached elsewhere.
+    /// All its parents and ancestors: a relation that was detached, or attached elsewhere, is no longer swept.
     ancestors: Vec<pg_sys::Oid>,
     owner: pg_sys::Oid,
     is_heap: bool,
     kept: Option<Kept>,
     has_triggers: bool,
-    /// Whether a DELETE does more than remove rows, or not all of them: by a trigger, a rule or a policy.
+    /// Whether a trigger, rule or policy makes a DELETE do more than remove the rows, or remove fewer of them.
     has_side_effects: bool,
-    /// Whether the planner may call code of users when it looks at the relation: in what its indexes and statistics are on.
+    /// Whether planning may call user code, in expressions or predicates of indexes and statistics.
     is_risky_to_plan: bool,
-    /// By number, name, type and modifier.
+    /// Number, name, type and type modifier.
     columns: Vec<(i16, String, pg_sys::Oid, i32)>,
 }
 
 impl Shape {
-    /// Qualified and quoted.
+    /// The schema-qualified, quoted name.
     pub fn qualified_name(&self) -> String {
         quote_qualified_identifier(&self.namespace, &self.name)
     }
@@ -38,40 +38,39 @@ impl Shape {
         self.owner
     }
 
-    /// Whether it is this relation, or below it.
+    /// Whether the relation is `root` or one of its descendants.
     pub fn belongs_to(&self, relid: pg_sys::Oid, root: pg_sys::Oid) -> bool {
         relid == root || self.ancestors.contains(&root)
     }
 
-    /// Whether its rows are in a heap of its own.
+    /// Whether the rows are in the relation's own heap.
     pub fn is_heap(&self) -> bool {
         self.is_heap && self.kept.is_none_or(|kept| kept.obstacle().is_none())
     }
 
-    /// Whether it has triggers, those of foreign keys included.
+    /// Whether the relation has triggers, including those of foreign keys.
     pub fn has_triggers(&self) -> bool {
         self.has_triggers
     }
 
-    /// Whether looking for rows may run code of users, whatever is looked for.
+    /// Whether planning any search for rows may run user code.
     pub fn is_risky_to_plan(&self) -> bool {
         self.is_risky_to_plan
     }
 
-    /// The type of a column.
     pub fn type_of(&self, column: &str) -> Option<pg_sys::Oid> {
         self.columns.iter().find(|(_, name, ..)| name == column).map(|(_, _, type_oid, _)| *type_oid)
     }
 
-    /// Whether a row can be removed from the heap and nobody would have had anything to say about it.
+    /// Whether rows can be deleted directly from the heap, because no trigger, rule, policy or extension would notice.
     pub fn is_plain(&self) -> bool {
         !self.has_side_effects && self.kept.is_none()
     }
 }
 
-/// A relation and all that inherit from it.
+/// Returns a relation and all its descendants.
 pub fn tree(relid: pg_sys::Oid) -> Vec<pg_sys::Oid> {
-    // SAFETY: looks into the catalog without locks; what comes or goes meanwhile tells of itself.
+    // SAFETY: reads the catalog without locks; users of the result notice relations that come or go in the meantime.
     unsafe {
         let lock = pg_sys::NoLock as pg_sys::LOCKMODE;
         let tree =
@@ -80,9 +79,9 @@ pub fn tree(relid: pg_sys::Oid) -> Vec<pg_sys::Oid> {
     }
 }
 
-/// How many blocks the heap of a relation has, if that can be told without waiting for a lock.
+/// The number of blocks in a relation's heap, if that can be told without waiting for a lock.
 pub fn blocks_at_once(relid: pg_sys::Oid) -> Option<u32> {
-    // SAFETY: opened with the lock that reading takes, if that is free, and closed again.
+    // SAFETY: opened with the lock that reading takes, if it is free, and closed again.
     unsafe {
         let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
         if !pg_sys::ConditionalLockRelationOid(relid, lock) {
@@ -116,16 +115,16 @@ unsafe fn has_delete_triggers(relation: pg_sys::Relation) -> bool {
     }
 }
 
-/// Whether the expressions and predicates of indexes and statistics call anything of users. They are read without being
-/// simplified, which would call it.
+/// Whether expressions and predicates of indexes and statistics call user code. Reads them without simplifying them,
+/// because that would call it.
 ///
 /// # Safety
 /// `relation` is open.
 unsafe fn is_risky_to_plan(relation: pg_sys::Relation) -> bool {
     const INDEX: [u32; 2] = [pg_sys::Anum_pg_index_indexprs, pg_sys::Anum_pg_index_indpred];
-    // Number of `pg_statistic_ext.stxexprs`, in every version.
+    // The number of `pg_statistic_ext.stxexprs`, the same in every version.
     const STATISTICS: [u32; 1] = [9];
-    // SAFETY: looks into the catalog caches; a tuple is valid until it is released, and the attributes are node trees.
+    // SAFETY: reads the catalog caches; a tuple is valid until it is released, and the attributes are node trees.
     unsafe {
         let is_risky = |cache: i32, oid: pg_sys::Oid, attributes: &[u32]| {
             let tuple = pg_sys::SearchSysCache1(cache, pg_sys::Datum::from(oid));
@@ -156,13 +155,13 @@ pub fn has_parent(relid: pg_sys::Oid) -> bool {
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| compat::has_superclass(relid)) }
 }
 
-/// All that a relation is a partition or child of, as of now, and not of when the transaction began.
+/// Returns all ancestors of a relation as of now, not as of the transaction's start.
 fn ancestors(relid: pg_sys::Oid, is_partition: bool) -> Vec<pg_sys::Oid> {
     if !has_parent(relid) {
         return Vec::new();
     }
     if is_partition {
-        // SAFETY: looks into the catalog. A partition that is being detached has no ancestors any more.
+        // SAFETY: reads the catalog. A partition that is being detached has no ancestors any more.
         return unsafe {
             let above = pg_sys::ffi::pg_guard_ffi_boundary(|| compat::get_partition_ancestors(relid));
             elements(above).iter().map(|cell| cell.oid_value).collect()
@@ -175,20 +174,20 @@ fn ancestors(relid: pg_sys::Oid, is_partition: bool) -> Vec<pg_sys::Oid> {
     spi::query(above, &[relid.into()], |row| Ok(row.get(1)?.unwrap_or_default())).unwrap_or_default()
 }
 
-/// Locks a relation and everything below it against everybody else until the transaction ends, if nobody is there.
+/// Locks a relation and all its descendants exclusively until the transaction ends, if no lock has to be waited for.
 pub fn try_lock_tree(relid: pg_sys::Oid) -> bool {
     let mode = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
     // SAFETY: takes locks that are released at transaction end; the OIDs need not exist.
     tree(relid).into_iter().all(|relid| unsafe { pg_sys::ConditionalLockRelationOid(relid, mode) })
 }
 
-/// A lock that outlives transactions: nobody renames, alters or drops the relation while it is there.
+/// A session-level lock: as long as it is held, no other session can rename, alter or drop the relation.
 pub struct Held(pg_sys::LockRelId);
 
 impl Held {
     /// Waits no longer than `lock_timeout`.
     pub fn against_ddl(relid: pg_sys::Oid) -> Self {
-        // SAFETY: a lock of this session, given back when the guard goes; the OID need not exist.
+        // SAFETY: a session-level lock, released when the guard is dropped; the OID need not exist.
         unsafe {
             let mut id = pg_sys::LockRelId { relId: relid, dbId: pg_sys::MyDatabaseId };
             pg_sys::LockRelationIdForSession(&mut id, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
@@ -198,14 +197,14 @@ impl Held {
 }
 
 impl Held {
-    /// The abort of a transaction releases locks of the session, too.
+    /// Forgets the lock after an abort, which has released session-level locks, too.
     pub fn was_released(self) {
         std::mem::forget(self);
     }
 }
 
 impl Drop for Held {
-    /// Also while unwinding, which comes before the abort.
+    /// Releases the lock even while unwinding, which happens before the abort.
     fn drop(&mut self) {
         // SAFETY: locked by us.
         unsafe {
@@ -222,15 +221,15 @@ pub enum Lock {
     Drop,
 }
 
-/// Locks the relation until the transaction ends, waiting no longer than `lock_timeout`, and describes it. `None` if it
-/// is not there any more.
+/// Locks a relation until the transaction ends, waiting no longer than `lock_timeout`, and describes it. Returns `None`
+/// if it no longer exists.
 pub fn lock(relid: pg_sys::Oid, lock: Lock) -> Option<Shape> {
     let mode = match lock {
         Lock::Read => pg_sys::AccessShareLock,
         Lock::Change => pg_sys::RowExclusiveLock,
         Lock::Drop => pg_sys::AccessExclusiveLock,
     };
-    // SAFETY: an open relation's form and descriptor are valid; it is closed again, and the lock stays.
+    // SAFETY: an open relation's form and descriptor are valid; it is closed again, and the lock is kept.
     unsafe {
         let relation = pg_sys::try_relation_open(relid, mode as pg_sys::LOCKMODE);
         if relation.is_null() {
@@ -253,7 +252,7 @@ pub fn lock(relid: pg_sys::Oid, lock: Lock) -> Option<Shape> {
             ancestors: ancestors(relid, form.relispartition),
             owner: form.relowner,
             is_heap: form.relam == pg_sys::HEAP_TABLE_AM_OID,
-            // With the lock held nobody can compress or distribute it any more.
+            // While the lock is held, the relation cannot be compressed or distributed.
             kept: storage::kept(relid).unwrap_or_else(|error| error.raise()),
             has_triggers: form.relhastriggers,
             has_side_effects: has_delete_triggers(relation) || form.relhasrules || form.relforcerowsecurity,

@@ -1,9 +1,9 @@
-//! Settings of kinds that PostgreSQL does not have by itself.
+//! Kinds of settings that PostgreSQL does not have.
 
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_guard, pg_sys};
 use std::ffi::{CStr, CString, c_char, c_void};
 
-/// What a setting in either unit says.
+/// The value of a setting that is an amount of data or a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantity {
     Kilobytes(i32),
@@ -18,15 +18,15 @@ pub fn define_quantity(
     setting: &'static GucSetting<Option<CString>>,
 ) {
     let (context, flags) = (GucContext::Sighup, GucFlags::default());
-    // SAFETY: the hook has the type that PostgreSQL asks for.
+    // SAFETY: the hook has the type that PostgreSQL expects.
     unsafe {
         GucRegistry::define_string_guc_with_hooks(name, about, more, setting, context, flags, Some(check), None, None);
     }
 }
 
-/// What the text says, as PostgreSQL reads it in settings of either kind; `None` for none.
+/// Parses an amount of data or a time as PostgreSQL's own settings do; `None` if it is neither.
 pub fn quantity(text: &CStr) -> Option<Quantity> {
-    // A number alone could be either.
+    // A number without a unit could be either.
     if !text.to_bytes().last().is_some_and(u8::is_ascii_alphabetic) {
         return None;
     }

@@ -1,14 +1,14 @@
-//! Filters that no code of users can run in, told without running any: from how they are written.
+//! Recognizes filters that cannot run user code, from their text alone and without running any.
 
 use super::expression::{elements, parse};
 use crate::error::Purpose;
 use pgrx::{PgTryBuilder, pg_sys};
 use std::ffi::CStr;
 
-/// Comparisons, as PostgreSQL prints them. In another schema they are printed with that.
+/// Comparison operators as PostgreSQL prints them. It qualifies operators outside `pg_catalog` with their schema.
 const OPERATORS: [&CStr; 6] = [c"=", c"<>", c"<", c">", c"<=", c">="];
 
-/// Types that a constant may be written as.
+/// Types that a constant may be cast to.
 const TYPES: [&str; 20] = [
     "bool",
     "int2",
@@ -32,15 +32,15 @@ const TYPES: [&str; 20] = [
     "bytea",
 ];
 
-/// What a filter that is simple has at most, in bytes.
+/// The maximum length of a simple filter, in bytes.
 const LONGEST: usize = 500;
 
-/// Whether a stored filter does nothing but compare columns of PostgreSQL's own types with each other and with constants.
+/// Whether a stored filter only compares columns of built-in types with each other and with constants.
 ///
-/// It is parsed and not analyzed: analysis reads constants, which calls the checks of domains in them. Whatever is not
-/// known to be harmless is not simple.
+/// The filter is parsed but not analyzed: analysis reads constants, which can call the check constraints of domains.
+/// Anything not known to be harmless is not simple.
 pub fn is_simple(filter: &str, type_of: impl Fn(&str) -> Option<pg_sys::Oid>) -> bool {
-    // Each comparison of a large value unpacks it.
+    // Every comparison with a large value detoasts it.
     if filter.len() > LONGEST {
         return false;
     }

@@ -1,10 +1,10 @@
-//! Spans of time as users write them.
+//! Intervals as users write them.
 
 use super::spi;
 use crate::error::TtlError;
 use pgrx::datum::Interval;
 
-/// An interval as PostgreSQL reads it: a number alone is seconds. Its own error tells what is wrong with another text.
+/// Parses an interval as PostgreSQL does: a bare number is seconds. For invalid text, PostgreSQL's own error is raised.
 pub fn interval_of_text(text: &str) -> Result<Interval, TtlError> {
     let read = spi::query("SELECT $1::interval", &[text.into()], |row| row.get(1))?;
     read.into_iter().flatten().next().ok_or(TtlError::Mismatch)

@@ -1,4 +1,4 @@
-//! The one way to run SQL: with a pinned search path, and in standard syntax.
+//! The only way to run SQL: under a pinned search path and with standard string syntax.
 
 use super::identity::with_pinned_names;
 use super::planner;
@@ -10,8 +10,8 @@ use std::ffi::{CString, c_char};
 
 pub type Row<'a> = SpiHeapTupleData<'a>;
 
-/// Runs a statement and maps the rows it returns. It sees all that this transaction did before, and what others have committed by
-/// now, as far as the isolation level lets it. A transaction id is assigned if it writes, and not otherwise.
+/// Runs a statement and maps the rows it returns. It sees everything this transaction has done, and what others have
+/// committed by now as far as the isolation level allows. A transaction ID is assigned only if the statement writes.
 pub fn query<T>(
     sql: &str,
     args: &[DatumWithOid<'_>],
@@ -20,7 +20,7 @@ pub fn query<T>(
     run(sql, args, Mode::Fresh, |rows| rows.map(|row| Ok(map(row?)?)).collect())
 }
 
-/// The same, for statements that only read.
+/// Like [`query`], for statements that only read.
 pub fn read<T>(
     sql: &str,
     args: &[DatumWithOid<'_>],
@@ -29,28 +29,28 @@ pub fn read<T>(
     query(sql, args, map)
 }
 
-/// Runs a query and maps its rows, anywhere: also while another is being planned, in a parallel worker, or in a function
-/// that may not write. It sees what the calling query sees.
+/// Runs a query and maps its rows. Works anywhere: also while another query is being planned, in a parallel worker, or
+/// in a function that may not write. Sees what the calling query sees.
 pub fn peek<T>(sql: &str, map: impl Fn(Row<'_>) -> SpiResult<T>) -> Result<Vec<T>, TtlError> {
     run(sql, &[], Mode::AsCaller, |rows| rows.map(|row| Ok(map(row?)?)).collect())
 }
 
-/// Runs a statement and tells how many rows it affected.
+/// Runs a statement and returns the number of rows it affected.
 pub fn execute(sql: &str, args: &[DatumWithOid<'_>]) -> Result<usize, TtlError> {
     // SAFETY: set by the statement that has just run.
     run(sql, args, Mode::Fresh, |_| Ok(unsafe { pg_sys::SPI_processed } as usize))
 }
 
-/// What a statement sees.
+/// The snapshot that a statement uses.
 #[derive(Clone, Copy)]
 enum Mode {
-    /// A snapshot of its own.
+    /// A new snapshot.
     Fresh,
-    /// That of the query it is called from.
+    /// The snapshot of the calling query.
     AsCaller,
 }
 
-/// Runs a statement without pgrx's client, which assigns a transaction id to whatever may write.
+/// Runs a statement without pgrx's client, which assigns a transaction ID to any statement that may write.
 fn run<T>(
     sql: &str,
     args: &[DatumWithOid<'_>],
@@ -65,8 +65,8 @@ fn run<T>(
         .unzip();
     with_pinned_names(|| {
         Spi::connect(|_| {
-            // SAFETY: within an SPI connection; there are as many types, values and nulls. The table of results is valid until
-            // the next statement, and the rows are gone through before.
+            // SAFETY: within an SPI connection; types, values and nulls are equal in number. The tuple table is valid
+            // until the next statement, and its rows are read before that.
             unsafe {
                 pg_sys::SPI_tuptable = std::ptr::null_mut();
                 let (count, types, values) = (values.len() as i32, types.as_mut_ptr(), values.as_mut_ptr());
@@ -87,10 +87,10 @@ fn run<T>(
     })
 }
 
-/// Runs `work` with a snapshot of this moment, whatever the transaction sees: what is remembered beyond it must be what all
-/// others see, too.
+/// Runs `work` under a snapshot of this moment, whatever the transaction sees: results that outlive the transaction
+/// must be what all other sessions see, too.
 pub fn with_latest_snapshot<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: within a transaction; the snapshot is popped, or goes with the abort that an error brings.
+    // SAFETY: within a transaction; the snapshot is popped below, or by the abort after an error.
     unsafe {
         pg_sys::InvalidateCatalogSnapshot();
         pg_sys::PushActiveSnapshot(pg_sys::GetCatalogSnapshot(pg_sys::InvalidOid));

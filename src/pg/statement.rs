@@ -1,4 +1,4 @@
-//! Commands that cannot run in a transaction, because they have several of their own.
+//! Commands that cannot run inside a transaction, because they use several of their own.
 
 use super::compat;
 use super::transaction::{Failure, batch_timeout_ms, catch, leave_nothing_behind, set_time_limit};
@@ -8,14 +8,14 @@ use pgrx::{PgList, PgMemoryContexts, pg_sys};
 use std::ffi::{CStr, CString};
 use std::time::Duration;
 
-/// Whether [`run_alone`] can: servers that were built to check themselves do not let restrictions outlive a transaction.
+/// Whether [`run_alone`] works: servers with assertions do not let a security restriction outlive a transaction.
 pub fn can_run_alone() -> bool {
     // SAFETY: a setting that always exists.
     unsafe { CStr::from_ptr(pg_sys::GetConfigOption(c"debug_assertions".as_ptr(), false, false)) == c"off" }
 }
 
-/// Runs a command of PostgreSQL's own in a background worker, outside a transaction, as `role` and in a sandbox. Waits for a
-/// lock, and for a transaction of somebody else, no longer than `patience`, and in all no longer than a batch may take.
+/// Runs a utility command in a background worker, outside a transaction, as `role` and in a sandbox. Waits for a lock
+/// or another transaction no longer than `patience`, and takes no longer than a batch may.
 pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(), Failure> {
     let text = CString::new(sql).unwrap_or_default();
     set_lock_timeout(patience);
@@ -47,20 +47,20 @@ pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(),
     result
 }
 
-/// Puts back what code of the owner may have set: nothing undoes that at the end of these transactions.
+/// Resets settings that the owner's code may have changed: nothing undoes them at the end of these transactions.
 fn forget_settings() {
-    // SAFETY: outside a transaction; settings go back to what the server and the database say.
+    // SAFETY: outside a transaction; settings return to the values of the server and the database.
     unsafe { pg_sys::ResetAllOptions() };
     process::pin_again();
 }
 
-/// Runs `CREATE INDEX CONCURRENTLY` on a relation, whatever its name means by then, in a background worker, outside a
-/// transaction, and without an end to its patience.
+/// Runs `CREATE INDEX CONCURRENTLY` on the relation with this OID, whatever its name means by then, in a background
+/// worker, outside a transaction and without a time limit.
 ///
-/// Reading the expressions may run code of the owner, and is done as such; while it builds, PostgreSQL becomes the owner by
-/// itself. In between, as the worker, it does nothing but look into the catalogs.
+/// Analyzing the expressions may run the owner's code, so it is done as the owner; during the build PostgreSQL switches
+/// to the owner by itself. In between, the worker only reads catalogs as itself.
 ///
-/// Once the relation is locked, `is_wanted` is asked whether the index still is; tells whether it was.
+/// Once the relation is locked, `is_wanted` decides whether the index is still wanted. Returns its answer.
 pub fn create_index_alone(
     sql: &str,
     relid: pg_sys::Oid,
@@ -69,8 +69,8 @@ pub fn create_index_alone(
 ) -> Result<bool, Failure> {
     let text = CString::new(sql).unwrap_or_default();
     in_transactions(|memory| {
-        // SAFETY: in a transaction; the statement is one about an index. It is read for the relation that it is made on, which
-        // stays locked. What PostgreSQL needs of it beyond the transaction is in memory of ours.
+        // SAFETY: in a transaction; the statement is an IndexStmt. It is analyzed for the relation it is built on,
+        // which stays locked. What PostgreSQL needs of it after the transaction is in `memory`.
         unsafe {
             let context = pg_sys::MemoryContextSwitchTo(memory);
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
@@ -104,7 +104,7 @@ fn set_lock_timeout(patience: Duration) {
     unsafe { pg_sys::SetConfigOption(c"lock_timeout".as_ptr(), millis.as_ptr(), context, source) };
 }
 
-/// Runs `work` as a role and in a sandbox, through all its transactions. The search path is that of a worker.
+/// Runs `work` as a role and in a sandbox, across all its transactions. The search path is the worker's.
 fn as_role<T>(role: pg_sys::Oid, work: impl FnOnce() -> T) -> T {
     let (mut worker, mut context) = (pg_sys::InvalidOid, 0);
     // SAFETY: plain reads and writes of backend-local state; work catches all errors.
@@ -117,9 +117,9 @@ fn as_role<T>(role: pg_sys::Oid, work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Begins a transaction, runs `work`, which may end it and begin others, and ends the last. It gets memory that outlives them.
+/// Runs `work` in a transaction, which it may end to start others; ends the last. Passes it memory that outlives them.
 fn in_transactions<T>(work: impl FnOnce(pg_sys::MemoryContext) -> Result<T, TtlError>) -> Result<T, Failure> {
-    // Outside a transaction this is a part of the memory that stays.
+    // Outside a transaction, the parent of this context is one that stays.
     let memory = PgMemoryContexts::new("command of pg_ttl_index");
     // SAFETY: the protocol of a background worker; an error anywhere ends in the abort below.
     unsafe {
@@ -139,7 +139,7 @@ fn in_transactions<T>(work: impl FnOnce(pg_sys::MemoryContext) -> Result<T, TtlE
     }
 }
 
-/// The first command of a text, which has to have one.
+/// Parses a text and returns its first command; raises an error if there is none.
 ///
 /// # Safety
 /// In a transaction; the result lives in the current memory context.
@@ -152,12 +152,12 @@ unsafe fn parse(text: &CStr) -> *mut pg_sys::Node {
     }
 }
 
-/// Commands that end transactions keep what they need beyond them in the portal they run in.
+/// Runs a command in a portal: commands that end transactions keep there what they need afterwards.
 ///
 /// # Safety
 /// In a transaction, with one planned statement that outlives it.
 unsafe fn run_in_portal(text: &CStr, tag: pg_sys::CommandTag::Type, statements: *mut pg_sys::List) {
-    // SAFETY: as promised by the caller; an abort drops the portal, too.
+    // SAFETY: as promised by the caller; an abort also drops the portal.
     unsafe {
         let portal = pg_sys::CreatePortal(c"".as_ptr(), true, true);
         (*portal).visible = false;

@@ -1,4 +1,4 @@
-//! Where the rows of a relation are: in a heap of its own, or where another access method or extension has them.
+//! Where the rows of a relation are stored: in its own heap, or by another access method or extension.
 
 use super::names::Regclass;
 use super::{access, citus, relation, spi};
@@ -7,21 +7,21 @@ use pgrx::pg_sys::{self, Oid};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
 
-/// What another extension has made of a relation.
+/// How another extension stores the rows of a relation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// By Citus, in shards.
+    /// In shards of Citus.
     CitusTable,
-    /// By Citus, which decides when and where its rows move.
+    /// In a shard of Citus, which decides when and where its rows move.
     Shard,
-    /// By TimescaleDB, in another table.
+    /// In another table, by TimescaleDB.
     CompressedChunk,
-    /// By TimescaleDB, in this heap; but statements on it do more than on another table.
+    /// In its own heap, by TimescaleDB; but statements on it do more than on other tables.
     Chunk,
 }
 
 impl Kept {
-    /// Why rows cannot be removed from the relation's heap.
+    /// Returns the reason why rows cannot be removed from the relation's heap, if any.
     pub fn obstacle(self) -> Option<&'static str> {
         match self {
             Self::CitusTable => Some("is a Citus table"),
@@ -32,13 +32,13 @@ impl Kept {
     }
 }
 
-/// What other extensions have made of a relation, as of now, and not of when the transaction began.
+/// How other extensions store the rows of a relation, as of now and not as of the transaction's start.
 pub fn kept(relid: Oid) -> Result<Option<Kept>, TtlError> {
     Ok(kept_of(&[relid])?.remove(&relid))
 }
 
-/// The relations of which rows cannot be removed from the heap, each with the reason: the one decision that registration and
-/// every sweep go by.
+/// Returns the relations whose rows cannot be removed from their heap, each with the reason. Registration and every
+/// sweep use this one decision.
 pub fn obstacles(relids: &[Oid]) -> Result<HashMap<Oid, String>, TtlError> {
     let kept = kept_of(relids)?;
     let reason = |relid: &Oid| kept.get(relid).and_then(|kept| kept.obstacle()).map(str::to_owned);
@@ -50,7 +50,7 @@ pub fn check(relid: Oid) -> Result<(), TtlError> {
     check_all(&[relid])
 }
 
-/// The same for a relation and all below it.
+/// Like [`check`], for a relation and all its descendants.
 pub fn check_tree(relid: Oid) -> Result<(), TtlError> {
     check_all(&relation::tree(relid))
 }
@@ -67,8 +67,8 @@ pub fn not_a_heap(relid: Oid, reason: String) -> TtlError {
     TtlError::NotAHeap { name: Regclass(relid).qualified_name().unwrap_or_default(), reason }
 }
 
-/// Refuses a table of which an index that is made concurrently would not have every row: that of a hypertable is the sum of those
-/// of its chunks, and TimescaleDB makes them only at once.
+/// Refuses a hypertable, of which an index built concurrently would not cover every row: its index consists of those of
+/// its chunks, and TimescaleDB does not build these concurrently.
 pub fn check_concurrent_index(relid: Oid) -> Result<(), TtlError> {
     if !has_timescaledb() {
         return Ok(());
@@ -86,7 +86,7 @@ pub fn check_concurrent_index(relid: Oid) -> Result<(), TtlError> {
     }
 }
 
-/// A foreign table, or one of another access method.
+/// Returns the reason if the relation is a foreign table or does not use the heap access method.
 fn other_method(relid: Oid) -> Option<String> {
     // SAFETY: the tuple is valid until it is released; the name is copied.
     unsafe {
@@ -121,7 +121,7 @@ fn kept_of(relids: &[Oid]) -> Result<HashMap<Oid, Kept>, TtlError> {
     Ok(kept)
 }
 
-/// Those of the relations that are chunks of hypertables.
+/// Returns which of the relations are chunks of hypertables.
 fn chunks(relids: &[Oid]) -> Result<HashMap<Oid, Kept>, TtlError> {
     if !has_timescaledb() {
         return Ok(HashMap::new());
@@ -147,8 +147,8 @@ fn chunks(relids: &[Oid]) -> Result<HashMap<Oid, Kept>, TtlError> {
     Ok(found.into_iter().map(|(relid, is_compressed)| (relid, kept(is_compressed))).collect())
 }
 
-/// Whether TimescaleDB is there, and not views that somebody has made in a schema of its name: those would run their code as
-/// whoever registers a rule.
+/// Whether TimescaleDB is installed. A user could create views in a schema of that name; these would run their code as
+/// the role that registers a rule, so they do not count.
 fn has_timescaledb() -> bool {
     [c"chunks", c"hypertables"].into_iter().all(|view| {
         // SAFETY: looks into the catalog caches; the tuple is valid until it is released.

@@ -1,4 +1,4 @@
-//! Work that fails alone.
+//! Transactions and subtransactions whose failure is contained.
 
 use super::compat;
 use super::{identity, shmem};
@@ -13,28 +13,28 @@ use std::panic::AssertUnwindSafe;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-/// The function of PostgreSQL that raises the error of a cancel or timeout.
+/// The PostgreSQL function that raises the error of a cancel or timeout.
 const CANCELLED_IN: &str = "ProcessInterrupts";
 
-/// Whether an error is no error of what was running: somebody, or a timeout, had it end.
+/// Whether an error is an interrupt, such as a cancel or timeout, and not the fault of the running code.
 pub(super) fn is_interrupt(report: &ErrorReportWithLevel) -> bool {
     report.function_name() == Some(CANCELLED_IN)
 }
-/// The same of an error that was a panic of ours, when it is raised again.
+/// The function name of an error that was a panic of ours, when it is raised again.
 const PANICKED_IN: &str = "pg_ttl_index panic";
 
-/// Why an attempt came to nothing.
+/// Why an attempt failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
     pub code: PgSqlErrorCode,
     pub message: String,
     /// What a user can do about it.
     pub hint: Option<String>,
-    /// Somebody wants the whole operation to end, not this attempt alone. The code does not tell: user code can raise it.
+    /// Whether the whole operation is to end, not only this attempt. `code` does not tell: user code can raise it.
     pub is_cancel: bool,
-    /// A bug of ours, and no fault of what was worked on.
+    /// Whether this is a bug of ours, and not the fault of the rule or its rows.
     pub is_bug: bool,
-    /// Only the haste of this process ended the attempt: see [`Hurry`].
+    /// Whether the attempt failed only because this process is in a hurry: see [`Hurry`].
     pub needs_time: bool,
 }
 
@@ -45,13 +45,13 @@ impl Failure {
         (0..5).map(|position| char::from((((code >> (6 * position)) & 0x3f) as u8) + b'0')).collect()
     }
 
-    /// Raises it as an error of the present (sub)transaction.
+    /// Raises the failure as an error of the current (sub)transaction.
     pub fn raise(self) -> ! {
         ErrorReport::from(self).report(pgrx::PgLogLevel::ERROR);
         unreachable!("an error does not return")
     }
 
-    /// Puts it into the server's log, as a warning.
+    /// Writes the failure to the server log, as a warning.
     pub fn log(self) {
         ErrorReport::from(self).report(pgrx::PgLogLevel::WARNING);
     }
@@ -61,7 +61,7 @@ impl Failure {
     }
 }
 
-/// What is kept of a message: users write them, and they are stored and logged.
+/// The maximum length of a message: users write messages, and we store and log them.
 const LONGEST_MESSAGE: usize = 1_000;
 
 fn cut(mut message: String) -> String {
@@ -99,20 +99,20 @@ impl From<Failure> for ErrorReport {
     }
 }
 
-/// What an attempt is made in.
+/// The transactional scope of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// A transaction of its own, in a background worker.
     Transaction,
-    /// A part of the caller's transaction.
+    /// A subtransaction of the caller's transaction.
     Subtransaction,
-    /// A part of the caller's transaction, which is then committed, in a procedure that was called outside a
+    /// A subtransaction of the caller's transaction, which is then committed, in a procedure that was called outside a
     /// transaction block.
     Procedure,
 }
 
 impl Scope {
-    /// Does the work or nothing of it.
+    /// Runs `work` atomically: if it fails, nothing of it remains.
     pub fn attempt<T>(self, work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
         match self {
             Self::Transaction => transaction(work),
@@ -126,21 +126,20 @@ impl Scope {
     }
 }
 
-/// Runs `work` in a subtransaction.
 pub fn subtransaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
     in_subtransaction(true, work)
 }
 
-/// Runs `work`, which only reads, and keeps nothing of it but what it returns: no lock, above all. A parallel operation knows no
-/// subtransactions: there an error is raised, and locks stay.
+/// Runs `work`, which only reads, and keeps nothing but its result; above all, no lock. Subtransactions are not
+/// possible in parallel mode: there an error is raised, and locks stay.
 pub fn reading<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
     // SAFETY: reads backend-local state.
     if unsafe { pg_sys::IsInParallelMode() } { work().map_err(Failure::from) } else { in_subtransaction(false, work) }
 }
 
 fn in_subtransaction<T>(is_kept: bool, work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
-    // SAFETY: the same protocol as PL/pgSQL's exception blocks: the memory context and resource owner of before are
-    // put back when the subtransaction ends.
+    // SAFETY: as in PL/pgSQL's exception blocks, the previous memory context and resource owner are restored when the
+    // subtransaction ends.
     unsafe {
         let (context, owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
         let has_users_path = identity::has_users_path();
@@ -164,11 +163,11 @@ fn in_subtransaction<T>(is_kept: bool, work: impl FnOnce() -> Result<T, TtlError
     }
 }
 
-/// What a transaction in haste has at most, and how long it waits for a lock.
+/// How long a transaction in a hurry may last, and how long it waits for a lock.
 const HASTY_LIMIT: Duration = Duration::from_secs(2);
 const HASTY_LOCK_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// How long a transaction of a worker may wait for a lock, and last in milliseconds, as the settings say; 0 is for ever.
+/// The settings that limit a worker's transactions: lock wait, and duration in milliseconds; 0 means no limit.
 pub struct Limits {
     pub lock_timeout: fn() -> Duration,
     pub batch_timeout_ms: fn() -> i32,
@@ -176,7 +175,7 @@ pub struct Limits {
 
 static LIMITS: OnceCell<Limits> = OnceCell::new();
 
-/// Says what the limits are, when the library is loaded.
+/// Installs the limits when the library is loaded.
 pub fn install(limits: Limits) {
     let _ = LIMITS.set(limits);
 }
@@ -189,8 +188,8 @@ thread_local! {
     static IS_HASTY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While it is there, transactions of this process end soon and hardly wait for locks, because others wait for their turn.
-/// One that would have taken longer fails with [`Failure::needs_time`].
+/// While this guard exists, transactions of this process end soon and hardly wait for locks, because other rules wait
+/// for their turn. A transaction that would have taken longer fails with [`Failure::needs_time`].
 pub struct Hurry(());
 
 impl Hurry {
@@ -206,14 +205,14 @@ impl Drop for Hurry {
     }
 }
 
-/// How long a sweep waits for a lock, as PostgreSQL's `lock_timeout` takes it.
+/// How long a sweep waits for a lock, as a value for `lock_timeout`.
 pub fn lock_timeout() -> CString {
     let most = if IS_HASTY.get() { HASTY_LOCK_TIMEOUT } else { Duration::MAX };
     let usual = LIMITS.get().map_or(Duration::ZERO, |limits| (limits.lock_timeout)());
     CString::new(usual.min(most).as_millis().to_string()).unwrap_or_default()
 }
 
-/// Milliseconds that a transaction of a worker has; 0 is for ever.
+/// How long a worker's transaction may last, in milliseconds; 0 means no limit.
 fn time_limit() -> i32 {
     let (usual, hasty) = (batch_timeout_ms(), HASTY_LIMIT.as_millis() as i32);
     match usual {
@@ -226,7 +225,7 @@ fn time_limit() -> i32 {
 /// Runs `work` in a transaction of its own. Only for background workers, outside a transaction.
 fn transaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
     let started = Instant::now();
-    // SAFETY: the protocol of a background worker; an error anywhere, in the commit too, ends in the abort below.
+    // SAFETY: the protocol of a background worker; any error, even in the commit, ends in the abort below.
     let result = unsafe {
         pg_sys::SetCurrentStatementStartTimestamp();
         pg_sys::StartTransactionCommand();
@@ -247,7 +246,7 @@ fn transaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failu
         pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
         leave_nothing_behind();
         shmem::report_busy(false);
-        // Autovacuum goes by these counts.
+        // Autovacuum relies on these counts.
         pg_sys::pgstat_report_stat(true);
         result
     };
@@ -258,12 +257,12 @@ fn transaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failu
     })
 }
 
-/// Removes what code of users may have left in the session of a worker. Settings are undone with the transaction;
-/// PostgreSQL refuses cursors that are held, prepared statements, LISTEN and temporary relations in a restricted operation,
-/// but neither locks of the session nor other temporary objects. To be called outside a transaction.
+/// Removes what user code may have left in a worker's session. Settings are undone with the transaction. In a
+/// restricted operation PostgreSQL refuses holdable cursors, prepared statements, LISTEN and temporary relations, but
+/// neither session-level advisory locks nor other temporary objects. Call outside a transaction.
 pub(super) fn leave_nothing_behind() {
     let mut schemas = (pg_sys::InvalidOid, pg_sys::InvalidOid);
-    // SAFETY: outside a transaction, in a background worker; no advisory lock of its session is ours.
+    // SAFETY: outside a transaction, in a background worker; none of its session-level advisory locks is ours.
     unsafe {
         pg_sys::LockReleaseSession(pg_sys::USER_LOCKMETHOD as pg_sys::LOCKMETHODID);
         pg_sys::GetTempNamespaceState(&mut schemas.0, &mut schemas.1);
@@ -286,10 +285,10 @@ pub(super) fn leave_nothing_behind() {
     }
 }
 
-/// `TimeoutId` of the statement timeout, which background workers have but do not set by themselves.
+/// The `TimeoutId` of the statement timeout, which background workers have but do not set by themselves.
 const STATEMENT_TIMEOUT: i32 = 3;
 
-/// Has the transaction cancelled after this time; 0 takes the limit back.
+/// Cancels the transaction after this time; 0 removes the limit.
 pub(super) fn set_time_limit(milliseconds: i32) {
     // SAFETY: the timeout was registered when the process connected; setting it raises no error.
     unsafe {
@@ -301,18 +300,18 @@ pub(super) fn set_time_limit(milliseconds: i32) {
     }
 }
 
-/// Commits, and begins the next transaction.
+/// Commits and starts the next transaction.
 fn commit_procedure() {
     // SAFETY: the procedure connected to SPI as non-atomic, and no subtransaction is open.
     unsafe {
         pg_sys::SPI_commit();
         pg_sys::SPI_start_transaction();
-        // What comes next may call functions outside SPI, which need a snapshot; the next commit forgets it.
+        // Functions called next outside SPI need a snapshot; the next commit releases it.
         pg_sys::EnsurePortalSnapshotExists();
     }
 }
 
-/// Runs `work`, and raises its error again without the details, which may quote rows that the caller cannot read.
+/// Runs `work` and raises its error again without the details, which may quote rows that the caller cannot read.
 pub fn without_details<T>(work: impl FnOnce() -> T) -> T {
     catch(|| Ok(work())).unwrap_or_else(|failure| failure.raise())
 }

@@ -8,7 +8,7 @@ use pgrx::pg_sys::{self, Datum, Oid};
 use std::ffi::{CStr, CString};
 use std::marker::PhantomData;
 
-/// The call of a trigger that is fired before a row is inserted or updated.
+/// The call of a BEFORE INSERT or UPDATE row trigger.
 pub struct Change<'a>(&'a pg_sys::TriggerData);
 
 /// A column of the row.
@@ -18,15 +18,15 @@ pub struct Column {
     pub type_oid: Oid,
 }
 
-/// A call of a function in C. Only PostgreSQL makes one: it is the argument that such a function is called with.
+/// The call of a C function. PostgreSQL passes it as the function's argument; nothing else creates one.
 #[repr(transparent)]
 pub struct Call<'a>(&'a pg_sys::FunctionCallInfoBaseData);
 
-/// The row that a trigger has PostgreSQL write.
+/// The row that a trigger returns to be written.
 pub struct NewRow<'a>(Datum, PhantomData<&'a pg_sys::TriggerData>);
 
 impl Call<'_> {
-    /// The answer of a trigger that is fired before a row is inserted or updated: the row that `work` makes of it.
+    /// Returns the result of a BEFORE INSERT or UPDATE row trigger: the row that `work` makes.
     pub fn answer(self, work: for<'c> fn(&'c Change<'_>) -> Result<NewRow<'c>, TtlError>) -> Datum {
         let change = Change::of(self).ok_or(TtlError::NotOurTrigger);
         match change.and_then(|change| work(&change).map(|row| row.0)) {
@@ -37,7 +37,7 @@ impl Call<'_> {
 }
 
 impl<'a> Change<'a> {
-    /// `None` if the function was called in any other way.
+    /// Returns `None` if the function was not called as a BEFORE INSERT or UPDATE row trigger.
     fn of(call: Call<'a>) -> Option<Self> {
         // SAFETY: the cast follows a check of the node's tag.
         unsafe {
@@ -60,7 +60,7 @@ impl<'a> Change<'a> {
         self.is(pg_sys::TRIGGER_EVENT_UPDATE)
     }
 
-    /// The row as it is to be written.
+    /// The new row.
     pub(super) fn tuple(&self) -> pg_sys::HeapTuple {
         if self.is_update() { self.0.tg_newtuple } else { self.0.tg_trigtuple }
     }
@@ -81,7 +81,7 @@ impl<'a> Change<'a> {
 
     pub fn column(&self, name: &str) -> Option<Column> {
         let name = CString::new(name).ok()?;
-        // SAFETY: the relation is open; only the number of a user's column is positive.
+        // SAFETY: the relation is open; only user columns have positive numbers.
         unsafe {
             let descriptor = (*self.0.tg_relation).rd_att;
             let attnum = pg_sys::SPI_fnumber(descriptor, name.as_ptr());
@@ -89,14 +89,14 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Whether this writes another value than was there into a column, or none was there.
+    /// Whether the statement changes the value of a column, or the column had none.
     pub fn changes(&self, attnum: i16) -> bool {
         // SAFETY: the relation is open, and has the column.
         let type_oid = unsafe { pg_sys::SPI_gettypeid((*self.0.tg_relation).rd_att, attnum.into()) };
         self.kept_value(Column { attnum: attnum.into(), type_oid }).is_none()
     }
 
-    /// Whether the update names the column, whatever it sets it to.
+    /// Whether the update sets the column, to whatever value.
     pub fn sets(&self, column: Column) -> bool {
         // SAFETY: null or a set of column numbers, counted from the first system column.
         unsafe {
@@ -104,12 +104,12 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// The column's value, if there is one and the update leaves it as it is.
+    /// The column's value, if it is not null and the update leaves it unchanged.
     pub fn kept_value(&self, column: Column) -> Option<DatumWithOid<'_>> {
         if !self.is_update() {
             return None;
         }
-        // SAFETY: both versions of the row are there, and have the relation's columns.
+        // SAFETY: both versions of the row are there and have the relation's columns.
         unsafe {
             let descriptor = (*self.0.tg_relation).rd_att;
             let [old, new] = [self.0.tg_trigtuple, self.0.tg_newtuple].map(|tuple| {
@@ -128,12 +128,12 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// The row as it is to be written.
+    /// The new row, unchanged.
     pub fn row(&self) -> NewRow<'_> {
         NewRow(Datum::from(self.tuple()), PhantomData)
     }
 
-    /// The same in a slot.
+    /// The new row, in a slot.
     pub(super) fn slot(&self) -> *mut pg_sys::TupleTableSlot {
         if self.is_update() { self.0.tg_newslot } else { self.0.tg_trigslot }
     }
@@ -142,13 +142,13 @@ impl<'a> Change<'a> {
         self.0.tg_relation
     }
 
-    /// Where the row that is being updated is.
+    /// The TID of the row that is being updated.
     pub fn old_place(&self) -> Option<Tid> {
         // SAFETY: the tuple outlives the call of the trigger.
         self.is_update().then(|| unsafe { (*self.0.tg_trigtuple).t_self })
     }
 
-    /// That row with another value, of the column's type.
+    /// The new row with another value in a column, which must be of the column's type.
     pub fn row_with(&self, column: Column, value: &DatumWithOid<'_>) -> Result<NewRow<'_>, TtlError> {
         let datum = value.datum().map(pgrx::datum::Datum::sans_lifetime);
         let (mut attnum, mut is_null) = (column.attnum, datum.is_none());

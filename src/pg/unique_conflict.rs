@@ -1,5 +1,5 @@
-//! Rows that a new row would collide with in a unique index or an exclusion constraint, found as PostgreSQL itself finds them:
-//! the newest versions count, whatever a snapshot sees, and who is just writing one is waited for.
+//! Finds rows that a new row would collide with in a unique index or exclusion constraint, as PostgreSQL itself does:
+//! the newest versions count, whatever a snapshot sees, and a transaction that is writing one is waited for.
 
 use super::compat;
 use super::existing::{Existing, evaluate, executor_for, is_true, position};
@@ -13,37 +13,36 @@ pub struct Constraint {
     pub(super) index: Oid,
     pub name: String,
     keys: Vec<Key>,
-    /// Whether its keys are columns, and it has every row.
+    /// Whether its keys are plain columns and it covers every row.
     is_plain: bool,
     are_nulls_equal: bool,
-    /// Whether it is checked with each row, and not at the end.
+    /// Whether it is checked row by row, and not at the end.
     pub is_immediate: bool,
     pub is_exclusion: bool,
 }
 
-/// What a row is compared by.
+/// A key column of a constraint.
 struct Key {
-    /// The column; 0 for an expression.
+    /// The column number; 0 for an expression.
     attnum: i16,
     strategy: u16,
     procedure: Oid,
     collation: Oid,
-    /// Whether it is a generated column.
     is_generated: bool,
 }
 
-/// What is to be done after a row was found.
+/// What to do after a row was found.
 pub enum Next {
-    /// Look for others.
+    /// Look for other rows.
     Continue,
-    /// It is not what it was: look once more from the beginning.
+    /// The row has changed: start the scan again.
     Again,
 }
 
-/// The constraints of a table that keep rows from being equal, in some way.
+/// Returns the unique indexes and exclusion constraints of a table.
 pub fn constraints(relid: Oid) -> Vec<Constraint> {
     let relation = Relation::open(relid);
-    // SAFETY: the relation is open, so its list of indexes is valid and their locks keep them in place.
+    // SAFETY: the relation is open, so its list of indexes is valid, and their locks keep them in place.
     unsafe {
         let indexes = elements(pg_sys::RelationGetIndexList(relation.0)).iter();
         indexes.filter_map(|cell| Constraint::of(cell.oid_value, relation.0)).collect()
@@ -74,18 +73,18 @@ impl Constraint {
         }
     }
 
-    /// Whether writing the row can make it equal to another: not if an update leaves the key as it is.
+    /// Whether writing the row can cause a conflict: an update that leaves the key unchanged cannot.
     pub fn concerns(&self, change: &Change<'_>) -> bool {
         !change.is_update()
             || !self.is_plain
             || self.keys.iter().any(|key| key.is_generated || change.changes(key.attnum))
     }
 
-    /// Shows `judge` every row that the new one would collide with. Waits for transactions that are just writing or removing
-    /// such a row, as writing the new one would.
+    /// Passes every row that the new one would collide with to `judge`. Waits for transactions that are writing or
+    /// removing such a row, as inserting the new row would.
     pub fn probe(&self, change: &Change<'_>, judge: &mut dyn FnMut(&Existing) -> Next) {
-        // SAFETY: who writes the row has the relation and its indexes open and locked. What an error leaves behind is released
-        // with the transaction.
+        // SAFETY: the writing statement has the relation and its indexes open and locked. The end of the transaction
+        // releases what an error leaves open.
         unsafe {
             let index = pg_sys::RelationIdGetRelation(self.index);
             if index.is_null() {
@@ -101,7 +100,7 @@ impl Constraint {
         }
     }
 
-    /// The keys of a row, NULL as `None`; nothing if the constraint does not concern it.
+    /// Returns the keys of a row, with NULL as `None`; returns `None` if the constraint does not apply to the row.
     ///
     /// # Safety
     /// `index` is open, and the slot has a row of its table.
@@ -110,7 +109,7 @@ impl Constraint {
         index: pg_sys::Relation,
         slot: *mut pg_sys::TupleTableSlot,
     ) -> Option<Vec<Option<Datum>>> {
-        // SAFETY: as promised by the caller; the state of the executor is freed with the memory of the statement.
+        // SAFETY: as promised by the caller; the executor state is freed with the memory of the statement.
         unsafe {
             let values: Vec<_> = if self.is_plain {
                 let column = |key: &Key| {
@@ -164,7 +163,7 @@ impl Constraint {
         keys
     }
 
-    /// Looks through the index once; returns whether that was enough.
+    /// Scans the index once. Returns `false` if the scan must be repeated.
     ///
     /// # Safety
     /// `index` is open, and `keys` are for it.
@@ -183,7 +182,7 @@ impl Constraint {
             let (dirty, count) = (&raw mut snapshot, keys.len() as i32);
             let scan = compat::index_beginscan(relation, index, dirty, count);
             pg_sys::index_rescan(scan, keys.as_mut_ptr(), count, ptr::null_mut(), 0);
-            // The usual case: the index does not have the key.
+            // The usual case: the key is not in the index.
             if pg_sys::index_getnext_tid(scan, forward).is_null() {
                 pg_sys::index_endscan(scan);
                 return true;
@@ -225,7 +224,7 @@ impl Constraint {
         }
     }
 
-    /// Whether a row that an index has only guessed really collides.
+    /// Rechecks whether a row from a lossy index scan really collides.
     ///
     /// # Safety
     /// `index` is open, and the slot has a row of its table.
@@ -248,7 +247,7 @@ impl Constraint {
     }
 }
 
-/// One that sees what others are just writing, and tells who they are.
+/// A snapshot that sees uncommitted rows and reports the transactions that are writing them.
 pub(super) fn dirty_snapshot() -> pg_sys::SnapshotData {
     pg_sys::SnapshotData { snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY, ..Default::default() }
 }
@@ -282,7 +281,7 @@ unsafe fn keys(index: pg_sys::Relation, relation: pg_sys::Relation) -> Vec<Key> 
     }
 }
 
-/// A new row with its generated columns: triggers see it before they are made.
+/// Returns a new row with its generated columns computed: BEFORE triggers see the row without them.
 ///
 /// # Safety
 /// The slot has a row of `relation`, which is open.
@@ -290,8 +289,8 @@ pub(super) unsafe fn completed(
     relation: pg_sys::Relation,
     slot: *mut pg_sys::TupleTableSlot,
 ) -> *mut pg_sys::TupleTableSlot {
-    // SAFETY: as promised by the caller. The descriptor has as many columns and defaults as it says; the new slot is freed with the
-    // memory of the statement.
+    // SAFETY: as promised by the caller. The descriptor has as many columns and defaults as it says; the new slot is
+    // freed with the memory of the statement.
     unsafe {
         let description = (*relation).rd_att;
         let Some(constraints) = (*description).constr.as_ref().filter(|constraints| constraints.has_generated_stored)
@@ -318,10 +317,10 @@ pub(super) unsafe fn completed(
     }
 }
 
-/// Frees what [`completed`] has made of a slot, if it is another.
+/// Frees the slot that [`completed`] has returned, unless it is the original.
 ///
 /// # Safety
-/// Nobody uses it any more.
+/// The slot is no longer used.
 pub(super) unsafe fn drop_completed(completed: *mut pg_sys::TupleTableSlot, original: *mut pg_sys::TupleTableSlot) {
     if completed != original {
         // SAFETY: as promised by the caller.

@@ -1,4 +1,4 @@
-//! Commands that are not planned: what goes on while they run, and a COPY that must become a query.
+//! The utility hook: tracks ALTER TABLE, reports drops and REASSIGN OWNED, and turns COPY into a query to hide rows.
 
 use super::compat;
 use super::executor;
@@ -9,21 +9,21 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char};
 use std::ptr;
 
-/// Whether a COPY of a relation by the current role has to leave rows out.
+/// Whether a COPY of a relation by the current role must omit rows.
 pub type IsRestricted = fn(Oid) -> bool;
 
-/// What is to be done before something is dropped that may have the extension in it.
+/// Called before a command that may drop the extension.
 pub type BeforeDrop = fn(&Dropped);
 
-/// What is to be done after `REASSIGN OWNED`, of which no event trigger hears.
+/// Called after `REASSIGN OWNED`, for which no event trigger fires.
 pub type AfterReassign = fn();
 
-/// What a command drops.
+/// The objects that a command drops.
 pub enum Dropped {
     Extension,
-    /// Schemas, by their names, and all in them.
+    /// Schemas, by name, with everything in them.
     Schemas(Vec<String>),
-    /// All that roles own.
+    /// Everything that these roles own.
     Owned(Vec<Oid>),
 }
 
@@ -37,13 +37,13 @@ struct Hooks {
 static HOOKS: once_cell::sync::OnceCell<Hooks> = once_cell::sync::OnceCell::new();
 
 thread_local! {
-    /// The transaction and subtransaction in which an ALTER TABLE is under way, and how many callbacks for errors it began
-    /// with. After an error it means nothing, because that subtransaction is over.
+    /// The transaction and subtransaction in which an ALTER TABLE is running, and the depth of the error context stack
+    /// at its start. After an error it is void, because that subtransaction is over.
     static ALTERING: Cell<Option<(i64, u32, u32)>> = const { Cell::new(None) };
 }
 
 pub fn install(is_restricted: IsRestricted, before_drop: BeforeDrop, after_reassign: AfterReassign) {
-    // SAFETY: while the library is loaded; whoever was there before is called in turn.
+    // SAFETY: while the library is being loaded; hooks installed earlier are called in turn.
     unsafe {
         let next = pg_sys::ProcessUtility_hook;
         if HOOKS.set(Hooks { is_restricted, before_drop, after_reassign, next }).is_ok() {
@@ -52,15 +52,15 @@ pub fn install(is_restricted: IsRestricted, before_drop: BeforeDrop, after_reass
     }
 }
 
-/// Whether an ALTER TABLE is running a query of its own: it checks new foreign keys by queries. A function of a user that
-/// it calls has a callback of its own.
+/// Whether an ALTER TABLE is running a query of its own, as it does to check new foreign keys. A user function that it
+/// calls adds an error context callback of its own.
 pub fn is_altering_a_table() -> bool {
     ALTERING.get().is_some_and(|(start, subtransaction, depth)| (start, subtransaction, depth + 1) == place())
 }
 
-/// The present subtransaction, and how deep in it we are.
+/// The current subtransaction and the depth of the error context stack.
 fn place() -> (i64, u32, u32) {
-    // SAFETY: reads the state of the transaction; the callbacks are a list.
+    // SAFETY: reads the state of the transaction; the callbacks are a linked list.
     unsafe {
         let (mut depth, mut callback) = (0, pg_sys::error_context_stack);
         while !callback.is_null() {
@@ -107,13 +107,13 @@ unsafe extern "C-unwind" fn after_reassign() {
     HOOKS.get().iter().for_each(|hooks| (hooks.after_reassign)());
 }
 
-/// The statement that is to run instead: another only for a COPY that must be a query.
+/// Returns the statement to run: the given one, except for a COPY that must become a query.
 #[pg_guard]
 unsafe extern "C-unwind" fn prepare(
     statement: *mut pg_sys::PlannedStmt,
     is_read_only: bool,
 ) -> *mut pg_sys::PlannedStmt {
-    // SAFETY: as the hook was called; the casts follow the node's tag.
+    // SAFETY: the hook's arguments are valid; the casts follow the node's tag.
     unsafe {
         let node = (*statement).utilityStmt;
         if let Some(dropped) = dropped(node) {
@@ -128,7 +128,7 @@ unsafe extern "C-unwind" fn prepare(
     }
 }
 
-/// What a statement drops, if the extension may be in it.
+/// Returns what a statement drops, if that may include the extension.
 ///
 /// # Safety
 /// `node` is a statement.
@@ -161,7 +161,7 @@ unsafe fn dropped(node: *mut pg_sys::Node) -> Option<Dropped> {
     }
 }
 
-/// What a string node says.
+/// Returns the value of a string node.
 ///
 /// # Safety
 /// `node` is a string.
@@ -170,12 +170,12 @@ unsafe fn string_of(node: *mut pg_sys::Node) -> *const c_char {
     unsafe { (*node.cast::<pg_sys::String>()).sval }
 }
 
-/// Whether this copies a table out for somebody who may not see all of its rows.
+/// Whether a statement copies out a table of which the current role may not see all rows.
 ///
 /// # Safety
 /// `copy` is a COPY statement.
 unsafe fn must_be_query(copy: *mut pg_sys::CopyStmt) -> bool {
-    // SAFETY: as promised by the caller. The lock is the one that COPY takes; a missing table is COPY's to complain of.
+    // SAFETY: as promised by the caller. The lock is the one that COPY takes; COPY itself reports a missing table.
     unsafe {
         if (*copy).is_from || (*copy).relation.is_null() || pg_sys::am_walsender {
             return false;
@@ -191,7 +191,7 @@ unsafe fn must_be_query(copy: *mut pg_sys::CopyStmt) -> bool {
 /// Turns `COPY t (a, b) TO` into `COPY (SELECT a, b FROM ONLY t) TO`.
 ///
 /// # Safety
-/// `copy` is a COPY statement of a table, and may be changed.
+/// `copy` is a COPY statement for a table, and may be changed.
 unsafe fn make_query(copy: *mut pg_sys::CopyStmt) {
     // SAFETY: as promised by the caller; the names are C strings, and the parser returns one statement.
     unsafe {

@@ -1,4 +1,4 @@
-//! Puts rules onto tables: checks table, columns and filter, sees to the index, and writes the catalog.
+//! Puts rules onto tables: checks table, columns and filter, ensures the index, and writes the catalog.
 
 mod restored;
 
@@ -17,11 +17,11 @@ use crate::table::{Subject, Table};
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
 
-/// The functions behind our triggers.
+/// The trigger functions of the extension.
 const TOUCH: &str = "ttl_touch_row";
 const MAKE_ROOM: &str = "ttl_make_room";
 
-/// Registers a rule, or registers it anew: statistics and a pause stay, options that are not given again do not.
+/// Registers a rule, or registers it again: statistics and a pause stay, options that are not given again do not.
 pub fn create(relid: Oid, column: &str, given: Given) -> Result<(), TtlError> {
     let table = Table::lock(relid)?;
     table.check_storage()?;
@@ -40,14 +40,14 @@ pub fn create(relid: Oid, column: &str, given: Given) -> Result<(), TtlError> {
     Ok(())
 }
 
-/// Changes what is given, and puts back to its default what is named in `reset`.
+/// Changes the given options, and resets those named in `reset` to their defaults.
 pub fn alter(relid: Oid, column: &str, given: Given, reset: &[String]) -> Result<(), TtlError> {
     let table = Table::lock(relid)?;
     let subject = table.subject(column)?;
     let stored = Catalog::open()?
         .find(relid, subject.attnum, &subject.name)?
         .ok_or_else(|| TtlError::NoRule { table: table.name.clone(), column: subject.name.clone() })?;
-    // A stored filter is its owner's text, whoever alters the rule.
+    // A stored filter is the owner's text, whichever role alters the rule.
     let author = if given.filter.is_some() { access::current_role() } else { table.owner };
     let given = check_given_filter(relid, given)?;
     let options = stored.options.clone().alter(&given, reset)?;
@@ -62,7 +62,7 @@ pub fn alter(relid: Oid, column: &str, given: Given, reset: &[String]) -> Result
     Ok(())
 }
 
-/// Removes the rule, and the index if the extension made it.
+/// Removes the rule, and its index if the extension made it.
 pub fn drop(relid: Oid, column: &str) -> Result<bool, TtlError> {
     let table = Table::lock(relid)?;
     let subject = table.subject(column)?;
@@ -83,7 +83,7 @@ fn remove(table: &Table, rule: &StoredRule) -> Result<(), TtlError> {
     Ok(())
 }
 
-/// A rule that purges for another is made, changed and dropped with that.
+/// Refuses to change a purge rule directly: it is created, altered and dropped with the rule it purges for.
 fn refuse_purge(stored: Option<&StoredRule>, subject: &Subject) -> Result<(), TtlError> {
     match stored {
         Some(StoredRule { purges: Some(_), .. }) => Err(TtlError::IsPurge { column: subject.name.clone() }),
@@ -91,7 +91,7 @@ fn refuse_purge(stored: Option<&StoredRule>, subject: &Subject) -> Result<(), Tt
     }
 }
 
-/// Has another rule remove what this one has softly deleted, by the column that marks it.
+/// Saves or removes the rule that purges the rows this rule soft-deletes, by the column that marks them.
 fn save_purge(table: &Table, id: i64, options: &Options, author: Oid) -> Result<(), TtlError> {
     let (Some(purge), Some(mark)) = (options.of_purge(), &options.soft_delete_column) else {
         return remove_purge(table, id, None);
@@ -113,7 +113,7 @@ fn save_purge(table: &Table, id: i64, options: &Options, author: Oid) -> Result<
     Catalog::open()?.pause_with(id)
 }
 
-/// Removes the rule that purges for a rule, unless it goes by the column that it is to go by.
+/// Removes the purge rule of a rule, unless it is on the column `but`.
 fn remove_purge(table: &Table, id: i64, but: Option<&str>) -> Result<(), TtlError> {
     let catalog = Catalog::open()?;
     let Some(column) = catalog.purge_of(id)?.filter(|column| Some(column.as_str()) != but) else { return Ok(()) };
@@ -123,12 +123,12 @@ fn remove_purge(table: &Table, id: i64, but: Option<&str>) -> Result<(), TtlErro
     }
 }
 
-/// The name of a table that was given as an option.
+/// Returns the name of a table that was given as an option.
 pub fn table_name(table: Regclass) -> Result<String, TtlError> {
     table.qualified_name().ok_or(TtlError::UnknownTable(table.0.to_u32()))
 }
 
-/// The name of a function that was given as an option, if it can be called with rows.
+/// Returns the name of a function that was given as an option, if it can be called with rows.
 pub fn function_name(function: Regprocedure) -> Result<String, TtlError> {
     let name = function.qualified_name().ok_or(TtlError::UnknownFunction(function.0.to_u32()))?;
     let fits = spi::query(
@@ -139,7 +139,7 @@ pub fn function_name(function: Regprocedure) -> Result<String, TtlError> {
     if fits.is_empty() { Err(TtlError::FunctionArguments(name)) } else { Ok(name) }
 }
 
-/// Pauses or resumes one rule of a table, or all of them; tells how many were not so before.
+/// Pauses or resumes one rule of a table, or all of them. Returns how many changed state.
 pub fn set_active(relid: Oid, column: Option<&str>, active: bool) -> Result<i32, TtlError> {
     let table = Table::lock(relid)?;
     let subject = column.map(|column| table.subject(column)).transpose()?;
@@ -147,7 +147,7 @@ pub fn set_active(relid: Oid, column: Option<&str>, active: bool) -> Result<i32,
     Catalog::open()?.set_active(relid, subject, active)
 }
 
-/// Has every UPDATE of a row restart its clock, by a trigger; tells whether it did not before.
+/// Makes every UPDATE of a row restart its clock, by a trigger. Returns `false` if the trigger already existed.
 pub fn enable_touch(relid: Oid, column: Option<&str>) -> Result<bool, TtlError> {
     let table = Table::lock(relid)?;
     let catalog = Catalog::open()?;
@@ -159,7 +159,7 @@ pub fn enable_touch(relid: Oid, column: Option<&str>) -> Result<bool, TtlError> 
     table.create_trigger("ttl_touch", "UPDATE", TOUCH, rule.id)
 }
 
-/// Has an UPDATE leave the clock alone, that of one rule or of all; tells whether it did not before.
+/// Drops the touch trigger of one rule, or of all. Returns `false` if there was none.
 pub fn disable_touch(relid: Oid, column: Option<&str>) -> Result<bool, TtlError> {
     let table = Table::lock(relid)?;
     let catalog = Catalog::open()?;
@@ -167,7 +167,7 @@ pub fn disable_touch(relid: Oid, column: Option<&str>) -> Result<bool, TtlError>
     table.drop_triggers(TOUCH, rule.map(|rule| rule.id))
 }
 
-/// The rules of a table that the caller may rule, or one of them, with the table's schema and name.
+/// Returns the rules of a table that the caller may manage, or one of them, with the table's schema and name.
 pub fn rules_to_preview(relid: Oid, column: Option<&str>) -> Result<Vec<(String, String, Rule)>, TtlError> {
     let table = Table::describe(relid)?;
     let catalog = Catalog::open()?;
@@ -178,12 +178,12 @@ pub fn rules_to_preview(relid: Oid, column: Option<&str>) -> Result<Vec<(String,
     Ok(rules.into_iter().map(|rule| (table.schema.clone(), table.name.clone(), rule)).collect())
 }
 
-/// The table, if the caller may rule it.
+/// Returns the table, if the caller may manage it.
 pub fn owned_table(relid: Oid) -> Result<Oid, TtlError> {
     Ok(Table::describe(relid)?.relid)
 }
 
-/// A filter is checked as its author wrote it, with the author's search path, and goes on in canonical form.
+/// Checks a filter as its author wrote it, under the author's search path, and puts it into canonical form.
 fn check_given_filter(relid: Oid, mut given: Given) -> Result<Given, TtlError> {
     if let Some(filter) = &mut given.filter {
         *filter = expression::check_given(relid, filter, Purpose::Filter)?.sql;
@@ -191,13 +191,13 @@ fn check_given_filter(relid: Oid, mut given: Given) -> Result<Given, TtlError> {
     Ok(given)
 }
 
-/// A rule that has passed every check but for its index.
+/// A rule that has passed every check except for its index.
 struct Accepted {
     predicate: Predicate,
     filter: Option<Checked>,
 }
 
-/// Checks a rule. `author` is the role whose words the filter is, and `id` the number of the rule if it has one.
+/// Checks a rule. `author` is the role that wrote the filter; `id` is the rule's ID, if it has one.
 fn check(
     table: &Table,
     subject: &Subject,
@@ -224,7 +224,7 @@ fn check(
     Ok(Accepted { predicate, filter })
 }
 
-/// What the catalog keeps of a rule, but for its index.
+/// Returns what the catalog stores of a rule, except for its index.
 fn definition<'a>(
     table: &Table,
     subject: &Subject,
@@ -267,7 +267,7 @@ fn save(
         index_created_by_extension: index.as_ref().is_some_and(|index| index.made_by_us),
         ..definition(table, subject, options, filter, purges)?
     };
-    // Before there is a number for a new rule, which one of them may have.
+    // Before a new rule gets its ID: an orphaned trigger may already have that ID.
     for function in [MAKE_ROOM, TOUCH] {
         table.drop_orphaned_triggers(function)?;
     }
@@ -276,7 +276,7 @@ fn save(
         None => catalog.insert(&table.schema, &table.name, &subject.name, &definition),
     }?;
     if options.hide_expired {
-        // Triggers fire in the order of their names: this one goes by what the others have made of the row.
+        // Triggers fire in name order: this one must see the row as the others have left it.
         table.create_trigger("~ttl_make_room", "INSERT OR UPDATE", MAKE_ROOM, id)?;
     } else {
         table.drop_triggers(MAKE_ROOM, Some(id))?;
@@ -287,7 +287,7 @@ fn save(
     if purges.is_none() { save_purge(table, id, options, author) } else { Ok(()) }
 }
 
-/// Checks what a rule needs around its table: partitions, an archive, a function to call.
+/// Checks what a rule needs besides its table: partitions, an archive, a function to call.
 fn check_surroundings(table: &Table, options: &Options) -> Result<(), TtlError> {
     if options.partition_action != PartitionAction::default() && !table.is_partitioned {
         return Err(TtlError::NotPartitioned(table.name.clone()));
@@ -295,7 +295,7 @@ fn check_surroundings(table: &Table, options: &Options) -> Result<(), TtlError> 
     delivery::check(table, options)
 }
 
-/// What hides rows runs in every session, as whoever asks.
+/// Checks that a rule can hide rows: its condition runs in every session, as the querying role.
 fn check_hiding(table: &Table, subject: &Subject, filter: Option<&Checked>, time_zone: &str) -> Result<(), TtlError> {
     if !access::is_in_every_session() {
         return Err(TtlError::NotLoaded);
@@ -306,7 +306,7 @@ fn check_hiding(table: &Table, subject: &Subject, filter: Option<&Checked>, time
     if !harmless::is_lasting_zone(time_zone) {
         return Err(TtlError::HiddenByZone(time_zone.to_owned()));
     }
-    // Queries of the parent are planned for it, and not for its parts.
+    // Queries of the parent are planned for the parent, not for its partitions and children.
     if relation::has_parent(table.relid) {
         return Err(TtlError::HiddenPart(table.name.clone()));
     }
@@ -317,27 +317,27 @@ fn is_same(current: &RuleIndex, chosen: Option<&RuleIndex>) -> bool {
     chosen.is_some_and(|chosen| chosen.oid.is_some() && chosen.oid == current.oid)
 }
 
-/// PostgreSQL's own error names a zone it does not know.
+/// Checks a time zone. PostgreSQL's own error names a zone it does not know.
 fn check_time_zone(time_zone: &str) -> Result<(), TtlError> {
     spi::execute("SELECT timezone($1, now())", &[time_zone.into()])?;
     Ok(())
 }
 
-/// Checks a canonical filter, and that the table's owner may call all its functions: the sweep will.
+/// Checks a canonical filter, and that the table's owner may call all its functions, as the sweep will.
 fn check_filter(table: &Table, filter: &str, author: Oid) -> Result<Checked, TtlError> {
     let checked = identity::sandboxed_as(author, || expression::check_stored(table.relid, filter, Purpose::Filter))?;
     check_as_owner(table, &checked.sql)?;
     Ok(checked)
 }
 
-/// Checks that the table's owner may call all functions of a condition: the sweep will.
+/// Checks that the table's owner may call all functions of a condition, as the sweep will.
 fn check_as_owner(table: &Table, condition: &str) -> Result<(), TtlError> {
     let probe = format!("SELECT FROM ONLY {} WHERE {condition} LIMIT 0", table.qualified_name());
     identity::sandboxed_as(table.owner, || spi::execute(&probe, &[]))?;
     Ok(())
 }
 
-/// Checks the column that marks softly deleted rows; returns it, quoted, and how it does.
+/// Checks the column that marks soft-deleted rows. Returns it quoted, with the kind of mark.
 fn check_mark(table: &Table, subject: &Subject, name: &str) -> Result<(String, Mark), TtlError> {
     let column = table.column(name)?;
     if subject.attnum == Some(column.attnum) || subject.uses.contains(&column.attnum) {

@@ -1,4 +1,4 @@
-//! Rules that a role without rights on the catalog writes into it, as a restore does. Each passes the checks of a registration.
+//! Rules that a role without rights on the catalog writes into it, as in a restore. Each is checked as at registration.
 
 use super::{check, definition, function_name, table_name};
 use crate::catalog::{Catalog, Definition, DumpedRule};
@@ -14,8 +14,8 @@ use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
 use serde::de::DeserializeOwned;
 
-/// Registers a rule from its row in a dump. A rule that cannot be registered is left out with a warning, so that the restore does not
-/// lose the others.
+/// Registers a rule from its row in a dump. A rule that cannot be registered is skipped with a warning, so that the
+/// restore does not lose the others.
 pub fn restore(row: &JsonB) -> Result<(), TtlError> {
     let rule: DumpedRule = match parse(row) {
         Ok(rule) => rule,
@@ -38,7 +38,7 @@ fn parse<T: DeserializeOwned>(row: &JsonB) -> Result<T, TtlError> {
     Ok(serde_json::from_value(row.0.clone()).map_err(|error| Invalid::Other(error.to_string()))?)
 }
 
-/// Makes neither index nor triggers: the dump brings them after the rules.
+/// Registers a rule without index or triggers: the dump creates them after the rules.
 fn register(rule: &DumpedRule, options: Options) -> Result<(), TtlError> {
     let options = canonical(options.alter(&Given::default(), &[])?)?;
     let table = Table::lock(table_named(&rule.schema_name, &rule.table_name)?)?;
@@ -57,7 +57,7 @@ fn register(rule: &DumpedRule, options: Options) -> Result<(), TtlError> {
     catalog.insert_dumped(rule, &subject.name, &definition)
 }
 
-/// The options with names as a registration writes them: what is stored must mean the same wherever it is restored next.
+/// Returns the options with names as a registration writes them: they must mean the same in the next restore.
 fn canonical(mut options: Options) -> Result<Options, TtlError> {
     if let Some(archive) = &mut options.archive_to {
         *archive = table_name(Regclass(table_oid(archive)?))?;

@@ -1,24 +1,24 @@
-//! What a caller names a row by.
+//! The key by which a caller names a row.
 
 use crate::error::TtlError;
 use crate::pg::key::KeyColumn;
 use serde_json::Value;
 
-/// What a caller names a row by.
+/// The key by which a caller names a row.
 pub enum Key<'a> {
-    /// The one column of the key.
+    /// The value of a single-column key.
     Text(&'a str),
     /// An object with every column of the key.
     Json(Value),
 }
 
 impl Key<'_> {
-    /// The key that a JSON text is. What cannot be read is no object, and so no key.
+    /// Reads a key from JSON text. Text that cannot be read is not an object, and so not a key.
     pub fn of_json(text: &str) -> Self {
         Self::Json(serde_json::from_str(text).unwrap_or_default())
     }
 
-    /// The text of each column, in the order of the key.
+    /// Returns the text of each column, in key order.
     pub fn texts(&self, table: &str, columns: &[KeyColumn]) -> Result<Vec<String>, TtlError> {
         let texts = match (self, columns) {
             (Self::Text(text), [_]) => Some(vec![(*text).to_owned()]),
@@ -34,7 +34,7 @@ impl Key<'_> {
     }
 }
 
-/// A number with a fraction, or beyond 64 bits, may not be the one that was written: it has to come as a string.
+/// Returns a value as text. A number with a fraction or beyond 64 bits may have lost digits: it must be a string.
 fn text_of(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),

@@ -1,5 +1,5 @@
-//! One row's expiry, by primary key: told and changed by statements that run as the caller's own. What a filter or an expression
-//! says of the row runs as the table's owner.
+//! One row's expiry, by primary key. The statements that read or change it run as the caller; a rule's filter and
+//! expression run as the table's owner.
 
 mod key;
 mod statement;
@@ -23,17 +23,17 @@ use std::cell::{Cell, OnceCell};
 use std::ffi::{CStr, CString};
 use std::rc::Rc;
 
-/// Under which condition a new expiry is set, as Redis has it.
+/// The condition for setting a new expiry, as in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
     Always,
-    /// The row never expires.
+    /// Only if the row never expires.
     Nx,
-    /// The row does expire.
+    /// Only if the row does expire.
     Xx,
-    /// Later than it would.
+    /// Only if the new expiry is later.
     Gt,
-    /// Earlier.
+    /// Only if the new expiry is earlier.
     Lt,
 }
 
@@ -59,33 +59,33 @@ enum Operation {
     Persist,
 }
 
-/// A row: a table, the text of each column of its primary key, and which of the table's rules is meant.
+/// A row: its table, its primary key, and which of the table's rules is meant.
 pub struct Row<'a> {
     pub relid: Oid,
     pub key: Key<'a>,
     pub column: Option<&'a str>,
 }
 
-/// A statement, and the key it takes.
+/// A prepared statement and the key it takes.
 struct Prepared {
     plan: Plan,
-    /// Where the table's owner has a say in it.
+    /// Set if the rule runs code of the table's owner.
     owner: Option<Owner>,
     key: Vec<KeyColumn>,
     table: String,
     rule_id: i64,
 }
 
-/// What a filter or an expression says is for the owner's rights to find out: it is the owner's code. Whether there is a row to
-/// ask about, and whether it may be changed, is for the caller's.
+/// The owner's part of an operation. A filter or an expression is the owner's code, so it runs with the owner's rights.
+/// Whether the row exists and may be changed is decided with the caller's rights.
 struct Owner {
     role: Oid,
     time_zone: CString,
-    /// Finds the row as the caller, and locks it if it is going to be changed. Planned when it is first needed.
+    /// Finds the row as the caller, and locks it if it will be changed. Planned on first use.
     claim: String,
     types: Vec<Oid>,
     claim_plan: OnceCell<Plan>,
-    /// Decides whether it is to be changed; nothing to decide for one that is only read.
+    /// Decides whether to change the row; `None` if the row is only read.
     judge: Option<Plan>,
 }
 
@@ -95,14 +95,14 @@ thread_local! {
     static PREPARED: Memo<MemoKey, Prepared> = Memo::new();
 }
 
-/// Seconds until the row expires; `-1` if it never does, `-2` if it is not there or has expired.
+/// Returns the seconds until the row expires; `-1` if it never does, `-2` if it does not exist or has expired.
 pub fn get(row: &Row<'_>) -> Result<f64, TtlError> {
     const GONE: f64 = -2.0;
     let prepared = prepared(row, Operation::Get)?;
     let arguments = prepared.arguments(row, vec![])?;
     prepared.owner.as_ref().map_or(Ok(()), |owner| owner.check_caller(&prepared.table))?;
     let seconds = match &prepared.owner {
-        // Whoever may read all of the table need not look first.
+        // A caller who may read the whole table need not look first.
         Some(owner) if !access::may_read_all(row.relid) && !owner.finds(&arguments) => None,
         Some(owner) => owner.run(|| prepared.plan.call(&arguments)).1,
         None => prepared.plan.call(&arguments).1,
@@ -110,7 +110,7 @@ pub fn get(row: &Row<'_>) -> Result<f64, TtlError> {
     Ok(seconds.unwrap_or(GONE))
 }
 
-/// Has the row expire after a time.
+/// Makes the row expire after a time.
 pub fn set(row: &Row<'_>, ttl: Interval, mode: Mode) -> Result<bool, TtlError> {
     let ttl = Ttl::new(ttl.months(), ttl.days(), ttl.micros())?;
     let (months, days, micros) = ttl.fields();
@@ -119,7 +119,7 @@ pub fn set(row: &Row<'_>, ttl: Interval, mode: Mode) -> Result<bool, TtlError> {
     change(row, Operation::Set(mode), arguments)
 }
 
-/// Has the row expire at an instant.
+/// Makes the row expire at an instant.
 pub fn expire_at(row: &Row<'_>, instant: TimestampWithTimeZone, mode: Mode) -> Result<bool, TtlError> {
     if instant.is_neg_infinity() || instant.is_infinity() {
         return Err(TtlError::InfiniteInstant);
@@ -132,7 +132,7 @@ pub fn touch(row: &Row<'_>) -> Result<bool, TtlError> {
     change(row, Operation::Touch, vec![])
 }
 
-/// Has the row never expire.
+/// Makes the row never expire.
 pub fn persist(row: &Row<'_>) -> Result<bool, TtlError> {
     change(row, Operation::Persist, vec![])
 }
@@ -141,7 +141,7 @@ fn change(row: &Row<'_>, operation: Operation, arguments: Vec<DatumWithOid<'_>>)
     let prepared = prepared(row, operation)?;
     let arguments = prepared.arguments(row, arguments)?;
     prepared.owner.as_ref().map_or(Ok(()), |owner| owner.check_caller(&prepared.table))?;
-    // The row that is judged is the one that is changed: it is locked.
+    // The row that is judged is the one that is changed, because it is locked.
     let may_change = |owner: &Owner| owner.finds(&arguments) && owner.allows(&arguments);
     if !prepared.owner.as_ref().is_none_or(may_change) {
         return Ok(false);
@@ -155,12 +155,12 @@ thread_local! {
     static SETTING: Cell<Option<i64>> = const { Cell::new(None) };
 }
 
-/// Whether this session is just giving a row of the rule another expiry: then that is the one it gets.
+/// Whether this session is setting the expiry of a row of the rule: the touch trigger then leaves the value alone.
 pub fn is_setting(rule_id: i64) -> bool {
     SETTING.get() == Some(rule_id)
 }
 
-/// True to its name while it is there, also when it goes because of an error.
+/// A guard: `is_setting` holds while it lives, and no longer once an error drops it.
 struct Setting {
     outer: Option<i64>,
 }
@@ -178,7 +178,7 @@ impl Drop for Setting {
 }
 
 impl Owner {
-    /// Refuses to run the owner's code in a session of somebody else, who may have had it compiled for a search path of his own.
+    /// Refuses to run the owner's code in another role's session, where it may be compiled for that role's search path.
     fn check_caller(&self, table: &str) -> Result<(), TtlError> {
         if access::is_member_of(self.role) { Ok(()) } else { Err(TtlError::OwnersCode(table.to_owned())) }
     }
@@ -193,7 +193,7 @@ impl Owner {
         self.judge.as_ref().is_none_or(|judge| self.run(|| judge.call(arguments)).1 == Some(true))
     }
 
-    /// The code decides as it does in a sweep.
+    /// Runs the owner's code as a sweep does, so that it decides the same.
     fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         sandboxed(self.role, &self.time_zone, work)
     }
@@ -204,7 +204,7 @@ fn sandboxed<T>(role: Oid, time_zone: &CStr, work: impl FnOnce() -> T) -> T {
 }
 
 impl Prepared {
-    /// The present, the operation's own arguments, and the key.
+    /// Returns the arguments: the present, the operation's own, and the key.
     fn arguments<'a>(&self, row: &Row<'_>, own: Vec<DatumWithOid<'a>>) -> Result<Vec<DatumWithOid<'a>>, TtlError> {
         let key = row.key.texts(&self.table, &self.key)?;
         let mut arguments = vec![clock_timestamp().into()];
@@ -237,8 +237,8 @@ fn prepared(row: &Row<'_>, operation: Operation) -> Result<Rc<Prepared>, TtlErro
                 types.resize(types.len() + key.len(), pg_sys::TEXTOID);
                 let mut plan = |sql: &str| Plan::new(sql, &mut types);
                 let (role, time_zone) = (rule.owner, CString::new(rule.options.time_zone.as_str()).unwrap_or_default());
-                // Planning runs code, too: what it can tell from constants alone, in predicates of indexes as well. What is the
-                // owner's to plan comes first, and finds those out as the owner.
+                // Planning runs code, too: it evaluates constant expressions, also in index predicates. The owner's
+                // statements are planned first, so that this happens as the owner.
                 let is_get = operation == Operation::Get;
                 let judge = judge.map(|judge| sandboxed(role, &time_zone, || plan(&judge)));
                 let read = (claim.is_some() && is_get).then(|| sandboxed(role, &time_zone, || plan(&main)));
@@ -252,7 +252,7 @@ fn prepared(row: &Row<'_>, operation: Operation) -> Result<Rc<Prepared>, TtlErro
     })
 }
 
-/// The rule that decides about a table's rows, if one is meant.
+/// Returns the rule that decides about a table's rows: the one named by `column`, or the only one.
 pub fn rule_of(catalog: &Catalog, relid: Oid, column: Option<&str>) -> Result<Rule, TtlError> {
     let mut rules = catalog.rules_on(relid)?;
     let table = access::relation_name(relid).ok_or(TtlError::UnknownTable(relid.to_u32()))?;

@@ -1,4 +1,4 @@
-//! The statements about one row. `$1` is the present; then come the operation's own arguments, and the key.
+//! The statements about one row. `$1` is the present; the operation's own arguments and the key follow.
 
 use super::{Mode, Operation};
 use crate::catalog::Rule;
@@ -9,16 +9,16 @@ use pgrx::spi::quote_identifier;
 
 const PRESENT: &str = "$1";
 
-/// What is done about a row, in up to three statements with the same parameters.
+/// The statements of one operation: up to three, with the same parameters.
 pub struct Statements {
     pub main: String,
-    /// Of a rule with code of the table's owner: finds the row, as the caller, and locks it if it is going to be changed.
+    /// For a rule with code of the table's owner: finds the row as the caller, and locks it if it will be changed.
     pub claim: Option<String>,
-    /// Decides, as the owner, whether it is to be changed.
+    /// Decides as the owner whether to change the row.
     pub judge: Option<String>,
 }
 
-/// `columns` are those that the rule's filter and expression read.
+/// Builds the statements. `columns` are those that the rule's filter and expression read.
 pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation, columns: &[String]) -> Result<Statements, TtlError> {
     let first_key = match operation {
         Operation::Get | Operation::Touch | Operation::Persist => 2,
@@ -39,7 +39,7 @@ pub fn of(rule: &Rule, key: &[KeyColumn], operation: Operation, columns: &[Strin
     if has_code {
         rule.check_owner()?;
     }
-    // The caller needs the right to read what the answer tells of.
+    // The caller needs the right to read the columns that the answer reveals.
     let claim = |lock: &str| {
         let column = rule.attnum.map(|_| rule.column.clone());
         let columns: Vec<_> = column.into_iter().chain(columns.iter().map(quote_identifier)).collect();

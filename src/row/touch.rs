@@ -1,4 +1,4 @@
-//! Keeping rows fresh: what the trigger of `ttl_enable_touch` puts into a row that is being updated.
+//! Keeping rows fresh: the value that the trigger of `ttl_enable_touch` puts into an updated row.
 
 use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
@@ -12,13 +12,13 @@ use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::pg_sys::{self, Oid};
 use std::rc::Rc;
 
-/// What a row's clock is in, and how it is restarted.
+/// The column with a row's clock, and how to restart it.
 struct Touch {
     column: String,
     type_oid: Oid,
-    /// Whether every instant is a value of the column.
+    /// Whether the column can hold every instant.
     is_plain_instant: bool,
-    /// From the present and the value that is there to the one that belongs there. Nothing for a row that never expires.
+    /// Computes the new value from the present and the current value; returns nothing for a row that never expires.
     restart: Plan,
 }
 
@@ -26,8 +26,8 @@ thread_local! {
     static TOUCHES: Memo<(i64, Oid), Option<Touch>> = Memo::new();
 }
 
-/// The row as it is to be updated: with its clock restarted, unless the update sets it itself, or the row never expires.
-/// What a sweep does to a row is no use of it. A trigger whose rule is gone does nothing.
+/// Returns the row that an update writes: with its clock restarted, unless the update sets it or the row never expires.
+/// A sweep's changes do not count as use of the row. A trigger whose rule is gone does nothing.
 pub fn touched<'a>(update: &'a Change<'_>) -> Result<NewRow<'a>, TtlError> {
     let rule_id = update.argument().and_then(|id| id.parse().ok()).filter(|_| update.is_update());
     let rule_id = rule_id.ok_or(TtlError::NotOurTrigger)?;
@@ -45,8 +45,7 @@ pub fn touched<'a>(update: &'a Change<'_>) -> Result<NewRow<'a>, TtlError> {
     touch.restart(&arguments).map_or_else(|| Ok(update.row()), |fresh| update.row_with(column, &fresh))
 }
 
-/// How the rows of a rule are touched; `None` if it is not there any more, or has no clock, or is not about the relation that
-/// asks.
+/// Returns how to touch a rule's rows; `None` if the rule is gone, has no clock, or does not cover the relation.
 fn touch_of(rule_id: i64, relid: Oid) -> Result<Rc<Option<Touch>>, TtlError> {
     TOUCHES.with(|memo| match memo.get(&(rule_id, relid)) {
         Some(touch) => Ok(touch),
@@ -55,7 +54,7 @@ fn touch_of(rule_id: i64, relid: Oid) -> Result<Rc<Option<Touch>>, TtlError> {
             let Some(catalog) = Catalog::open_if_served()? else { return Ok((Catalog::watched()?, None)) };
             let rule = catalog.rule_with_id(rule_id)?;
             let about = vec![catalog.relid, relid, rule.as_ref().map_or(relid, |rule| rule.relid)];
-            // Anybody who may make triggers on a table can give them any number.
+            // Anyone who may create triggers on a table can give them any rule ID.
             let rule = rule.filter(|rule| relation::tree(rule.relid).contains(&relid));
             Ok((about, rule.and_then(|rule| Touch::of(&rule).ok())))
         }),
@@ -72,7 +71,7 @@ impl Touch {
         if !rule.predicate.expiry.has_ttl() {
             return Err(TtlError::NoClock(rule.name.clone()));
         }
-        // A cast would cut off what does not fit.
+        // A cast would truncate a text that does not fit.
         let room = usize::try_from(rule.typmod - 4).unwrap_or(usize::MAX);
         let fits = rule.predicate.expiry.source().text_length().is_none_or(|length| length <= room);
         let fresh = rule.predicate.expiry.value_to_begin("$1").filter(|_| rule.is_writable && fits);
@@ -84,9 +83,9 @@ impl Touch {
         Ok(Self { column: rule.name.clone(), type_oid: rule.type_oid, is_plain_instant, restart })
     }
 
-    /// The value that belongs into the column, from the present and the one that is there.
+    /// Returns the new value of the column, from the present and the current value.
     fn restart<'a>(&self, arguments: &'a [DatumWithOid<'a>; 2]) -> Option<DatumWithOid<'a>> {
-        // The usual kind of column needs no SQL for that.
+        // The usual kind of column needs no SQL.
         if self.is_plain_instant {
             let micros = arguments[1].datum().map(|value| value.sans_lifetime().value() as i64);
             let is_endless = [i64::MIN, i64::MAX].map(Some).contains(&micros);

@@ -3,18 +3,18 @@
 use super::sql::operation;
 use super::{Source, Ttl};
 
-/// A value in every row, what it is, and how long a row lives from there.
+/// A rule's expiry: the value in each row, its kind, and how long a row lives from it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expiry {
     source: Source,
     /// SQL over the row: a quoted column, or an expression in parentheses.
     value: String,
     ttl: Ttl,
-    /// A literal.
+    /// An SQL literal.
     zone: String,
-    /// The quoted schema of our functions.
+    /// The quoted schema of the extension's functions.
     functions: String,
-    /// Digits behind the point that the column keeps, if not all.
+    /// Fractional digits that the column keeps, if limited.
     precision: Option<u32>,
 }
 
@@ -24,7 +24,7 @@ impl Expiry {
         Self { source, value, ttl, zone, functions: functions.to_owned(), precision: None }
     }
 
-    /// The same for a column that keeps so many digits behind the point.
+    /// Returns the same expiry for a column that keeps this many fractional digits.
     pub fn with_precision(self, precision: Option<u32>) -> Self {
         Self { precision, ..self }
     }
@@ -33,31 +33,31 @@ impl Expiry {
         self.source
     }
 
-    /// The same rule for another value.
+    /// Returns the same expiry for another value.
     pub fn of_value(&self, value: &str) -> Self {
         Self { value: value.to_owned(), ..self.clone() }
     }
 
-    /// An instant a while after another: months and days by the calendar of the rule's time zone, the rest by the clock.
+    /// Returns a later instant: months and days by the calendar of the rule's time zone, the rest by the clock.
     pub fn later(&self, instant: &str, calendar: &str, clock: &str) -> String {
         let zone = &self.zone;
         let local = operation(&format!("({instant} AT TIME ZONE {zone})"), "+", calendar);
         operation(&format!("({local} AT TIME ZONE {zone})"), "+", clock)
     }
 
-    /// What is compared with the cutoff, sorted by and indexed.
+    /// Returns the SQL that is compared with the cutoff, sorted by and indexed.
     pub fn compared(&self) -> String {
         self.source.compared(&self.value, &self.functions)
     }
 
-    /// What holds for a row that has expired, its parts in parentheses; `cutoff` is a constant of the type compared.
+    /// Returns the conditions for an expired row, each in parentheses. `cutoff` is a constant of the compared type.
     pub fn has_expired(&self, cutoff: &str) -> Vec<String> {
         let mut conditions = vec![operation(&self.compared(), "<=", cutoff)];
         conditions.extend(self.source.guard(&self.value, &self.functions));
         conditions
     }
 
-    /// The condition under which a row has not expired, in a form that indexes and partition bounds can serve.
+    /// Returns the condition for a row that has not expired, in a form that indexes and partition bounds can serve.
     pub fn is_visible(&self, present: &str, not_null: bool) -> String {
         let compared = self.compared();
         let mut visible = format!("{compared} > {}", self.cutoff_at(present));
@@ -70,28 +70,28 @@ impl Expiry {
         visible
     }
 
-    /// The condition under which a row never expires.
+    /// Returns the condition for a row that never expires.
     pub fn is_endless(&self) -> String {
         format!("coalesce({}, true)", operation(&self.instant(), ">=", "'infinity'::timestamptz"))
     }
 
-    /// The value of a row, as an instant.
+    /// Returns a row's value as an instant.
     fn instant(&self) -> String {
         self.instant_of(&self.compared())
     }
 
-    /// Something of the type compared, as an instant.
+    /// Converts SQL of the compared type to an instant.
     pub fn instant_of(&self, compared: &str) -> String {
         self.source.instant(compared, &self.zone, &self.functions)
     }
 
-    /// The instant at which a row expires.
+    /// Returns the instant at which a row expires.
     pub fn ends(&self) -> String {
         self.ttl.after(&self.instant(), &self.zone)
     }
 
-    /// A query for the cutoff at an instant, as a constant in SQL, for the cutoff as an instant, and for the first
-    /// instant again.
+    /// Returns a query with three columns: the cutoff at `present` as an SQL constant, the cutoff as an instant, and
+    /// `present`.
     pub fn cutoff(&self, present: &str) -> String {
         let (bound, type_name) = (self.cutoff_at("present"), self.source.type_name());
         let instant = self.ttl.before("present", &self.zone);
@@ -101,10 +101,10 @@ impl Expiry {
         )
     }
 
-    /// The cutoff at an instant.
+    /// Returns the cutoff at an instant.
     ///
-    /// While the clock is being put back a local time happens twice, and PostgreSQL reads it as the second. During the
-    /// first, the local cutoff would let rows expire that are read as later: it is taken back by the difference.
+    /// While clocks are set back, a local time happens twice, and PostgreSQL reads it as the second one. During the
+    /// first, the local cutoff would let rows expire that are read as later, so it is moved back by the difference.
     pub fn cutoff_at(&self, present: &str) -> String {
         let zone = &self.zone;
         let instant = self.ttl.before(present, zone);
@@ -114,12 +114,12 @@ impl Expiry {
         self.source.bound(&instant, &safe)
     }
 
-    /// The value of a row that is to expire at `instant`, or as soon after it as the rule can tell. `None` if it cannot
-    /// be written.
+    /// Returns the value of a row that expires at `instant`, or as soon after it as the rule can express. `None` if the
+    /// value cannot be written.
     ///
-    /// Going back from the instant and forth again need not lead to it, where months have different lengths or clocks
-    /// change. So a few values are tried, up to more than the difference that can make, and the first is taken that does
-    /// not end too early.
+    /// Going back from the instant and forward again need not lead to it where months differ in length or clocks
+    /// change. So a few values are tried, covering more than that difference, and the first that does not end too early
+    /// is used.
     pub fn value_to_end(&self, instant: &str) -> Option<String> {
         if self.ttl.is_of_fixed_length() {
             return self.value_to_begin(&self.ttl.before(instant, &self.zone));
@@ -149,12 +149,12 @@ impl Expiry {
         ))
     }
 
-    /// The value of a row whose time begins at `instant`.
+    /// Returns the value of a row whose time to live begins at `instant`.
     pub fn value_to_begin(&self, instant: &str) -> Option<String> {
         self.source.stored(instant, &self.zone, &self.functions, self.precision)
     }
 
-    /// Whether rows live for a time of the rule's own, from the value on.
+    /// Whether the rule adds a time to live to the value.
     pub fn has_ttl(&self) -> bool {
         !self.ttl.is_zero()
     }

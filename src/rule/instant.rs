@@ -1,16 +1,16 @@
-//! Instants that are written in other ways than PostgreSQL's own: as text, as a number, inside a uuid.
+//! Instants in other notations than PostgreSQL's own: as text, as a number, inside a uuid.
 //!
-//! All are microseconds since 1970. What cannot be read is `None`: such a row never expires. What falls between two
-//! microseconds is the later one, so that no row expires early.
+//! All are microseconds since 1970. A value that cannot be read is `None`: such a row never expires. Fractions of a
+//! microsecond round up, so that no row expires early.
 
 use super::Unit;
 
-/// Reads a timestamp as RFC 3339 defines it, whole and exact: `2026-11-16T05:00:00.25+01:00`.
-///
-/// What PostgreSQL counts microseconds from, the year 2000, in microseconds since 1970.
+/// PostgreSQL's epoch, the year 2000, in microseconds since 1970.
 pub const POSTGRES_EPOCH: i64 = 946_684_800_000_000;
 
-/// A leap second is allowed where one can be, at the end of a month in UTC, and is the second after it.
+/// Reads a complete, exact RFC 3339 timestamp: `2026-11-16T05:00:00.25+01:00`.
+///
+/// A leap second is accepted only at the end of a month in UTC, and is read as the second after it.
 pub fn of_rfc3339(text: &str) -> Option<i64> {
     let mut rest = text.as_bytes();
     let year = digits(&mut rest, 4)?;
@@ -49,7 +49,7 @@ pub fn of_rfc3339(text: &str) -> Option<i64> {
     (second < 60 || ends_a_month).then_some(seconds * 1_000_000 + fraction)
 }
 
-/// Writes an instant so that it can be read again. RFC 3339 has four digits for a year, and no others can be written.
+/// Writes an instant so that it can be read again. `None` for a year without four digits: RFC 3339 cannot express it.
 pub fn to_rfc3339(micros: i64) -> Option<String> {
     let (seconds, fraction) = (micros.div_euclid(1_000_000), micros.rem_euclid(1_000_000));
     let (year, month, day) = date_of(seconds.div_euclid(86_400));
@@ -60,7 +60,7 @@ pub fn to_rfc3339(micros: i64) -> Option<String> {
         .then(|| format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{fraction:06}Z"))
 }
 
-/// Reads a Unix time, a decimal number of units. Zero and negative numbers are no instants.
+/// Reads a Unix time, a decimal number of units. Zero and negative numbers are not instants.
 pub fn of_unix(text: &str, unit: Unit) -> Option<i64> {
     let mut rest = text.as_bytes();
     let mut whole: i64 = 0;
@@ -71,7 +71,7 @@ pub fn of_unix(text: &str, unit: Unit) -> Option<i64> {
     if rest.len() == text.len() {
         return None;
     }
-    // Digits behind the point count as far as there are microseconds; the rest rounds up.
+    // Fractional digits count down to microseconds; the rest rounds up.
     let scale = unit.digits_to_micros();
     let fraction = match expect(&mut rest, b".") {
         Some(_) => fraction(&mut rest, scale.max(0) as u32)?,
@@ -90,26 +90,26 @@ pub fn of_unix(text: &str, unit: Unit) -> Option<i64> {
     (micros > 0).then_some(micros)
 }
 
-/// The instant inside a version 7 UUID. Other versions hold none.
+/// Returns the instant inside a version 7 UUID. Other versions hold none.
 pub fn of_uuid_v7(uuid: &[u8; 16]) -> Option<i64> {
     let is_v7 = uuid[6] >> 4 == 7 && uuid[8] >> 6 == 0b10;
     if is_v7 { of_ulid(uuid) } else { None }
 }
 
-/// The instant inside a ULID: its first 48 bits are milliseconds.
+/// Returns the instant inside a ULID: its first 48 bits are milliseconds.
 pub fn of_ulid(ulid: &[u8; 16]) -> Option<i64> {
     let millis = ulid[..6].iter().fold(0, |millis, byte| millis << 8 | i64::from(*byte));
     (millis > 0).then_some(millis * 1_000)
 }
 
-/// Exactly this many digits.
+/// Reads exactly this many digits.
 fn digits(rest: &mut &[u8], count: usize) -> Option<i64> {
     let (digits, tail) = rest.split_at_checked(count)?;
     *rest = tail;
     digits.iter().try_fold(0, |number, byte| byte.is_ascii_digit().then(|| number * 10 + i64::from(byte - b'0')))
 }
 
-/// One of these bytes.
+/// Reads one of these bytes.
 fn expect(rest: &mut &[u8], bytes: &[u8]) -> Option<u8> {
     let (first, tail) = rest.split_first()?;
     bytes.contains(first).then(|| {
@@ -118,7 +118,7 @@ fn expect(rest: &mut &[u8], bytes: &[u8]) -> Option<u8> {
     })
 }
 
-/// One or more digits behind a point, as units of `10^-scale`, rounded up.
+/// Reads one or more fractional digits, as units of `10^-scale`, rounded up.
 fn fraction(rest: &mut &[u8], scale: u32) -> Option<i64> {
     let length = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let (digits, tail) = rest.split_at(length);
@@ -139,7 +139,7 @@ fn days_in_month(year: i64, month: i64) -> i64 {
     }
 }
 
-/// In years that begin in March a leap day comes last, and days of whole months follow one formula.
+/// Counts in years that begin in March: the leap day comes last, and the days of whole months follow one formula.
 fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let (era, year) = (year.div_euclid(400), year.rem_euclid(400));
@@ -147,7 +147,7 @@ fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + year * 365 + year / 4 - year / 100 + day_of_year - 719_468
 }
 
-/// The inverse: year, month and day.
+/// Returns year, month and day: the inverse of `days_since_1970`.
 fn date_of(days_since_1970: i64) -> (i64, i64, i64) {
     let days = days_since_1970 + 719_468;
     let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));

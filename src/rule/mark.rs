@@ -1,8 +1,8 @@
-//! How a softly deleted row is told from a live one.
+//! How a soft-deleted row is told from a live one.
 
 use super::pg_type::{BOOL, TIMESTAMP, TIMESTAMPTZ};
 
-/// How a soft delete marks a row, once.
+/// The mark that a soft delete sets on a row, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
     /// The instant of the sweep, in a column that is NULL until then.
@@ -22,7 +22,7 @@ impl Mark {
         }
     }
 
-    /// The value that marks a row.
+    /// Returns the value that marks a row.
     pub fn value(self) -> &'static str {
         match self {
             Self::Instant => "pg_catalog.clock_timestamp()",
@@ -30,7 +30,7 @@ impl Mark {
         }
     }
 
-    /// The condition under which a row is not yet marked; `column` is a quoted identifier.
+    /// Returns the condition for a row that is not marked yet; `column` is a quoted identifier.
     pub fn unmarked(self, column: &str) -> String {
         match self {
             Self::Instant => format!("({column} IS NULL)"),

@@ -1,4 +1,4 @@
-//! The options of a rule: one structure, one place that validates them, one that tells what changed.
+//! The options of a rule: one structure, one place that validates it, and one that lists changes.
 
 use super::{Invalid, Ttl, Window};
 use serde::de::DeserializeOwned;
@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 use std::fmt;
 use std::time::Duration;
 
-/// What a rule says beyond its table and column. Field names are the argument names users know, and the columns of the
-/// catalog.
+/// The settings of a rule beyond its table and column. Field names are the argument names users know, and the catalog's
+/// columns.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Options {
@@ -16,21 +16,21 @@ pub struct Options {
     /// `None` follows `pg_ttl_index.batch_size`.
     pub batch_size: Option<i32>,
     pub soft_delete_column: Option<String>,
-    /// How long a softly deleted row stays before it is removed.
+    /// How long a soft-deleted row stays before it is removed.
     pub purge_after: Option<Ttl>,
-    /// In the canonical form PostgreSQL prints, every function and operator qualified.
+    /// In the canonical form PostgreSQL prints, with every function and operator qualified.
     pub filter: Option<String>,
     pub time_zone: String,
-    /// What a number counts; see [`super::Source`].
+    /// The unit of a number; see [`super::Source`].
     pub unit: Option<String>,
     pub index_method: IndexMethod,
-    /// Whether the index is made by a worker, without locking out writers.
+    /// Whether a worker builds the index, without locking out writers.
     pub concurrently: bool,
-    /// Whether queries do not see rows that have expired.
+    /// Whether expired rows are hidden from queries.
     pub hide_expired: bool,
     /// The table that rows move to, qualified and quoted.
     pub archive_to: Option<String>,
-    /// The function that is called with the rows, qualified and quoted.
+    /// The function that is called with expired rows, qualified and quoted.
     pub on_expire: Option<String>,
     pub notify_channel: Option<String>,
     pub partition_action: PartitionAction,
@@ -41,7 +41,7 @@ pub struct Options {
     pub max_rows_per_run: Option<i64>,
 }
 
-/// What a caller gave. `None` is "not given".
+/// The options that a caller gave; `None` means not given.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Given {
     pub expire_after: Option<Ttl>,
@@ -74,11 +74,11 @@ pub enum IndexMethod {
     None,
 }
 
-/// What becomes of a partition of which every row has expired.
+/// What happens to a partition whose rows have all expired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PartitionAction {
-    /// Its rows are deleted, and it stays.
+    /// Its rows are deleted, and the partition stays.
     #[default]
     Delete,
     Drop,
@@ -115,14 +115,13 @@ impl fmt::Display for IndexMethod {
 const REQUIRED: [&str; 2] = ["expire_after", "time_zone"];
 
 impl Options {
-    /// The options of a new registration: what is not given has its default.
+    /// Returns the options of a new registration, with defaults for options that are not given.
     pub fn create(given: &Given, time_zone: String) -> Result<Self, Invalid> {
         let expire_after = given.expire_after.ok_or(Invalid::Missing("expire_after"))?;
         Self { expire_after, time_zone, ..Self::default() }.alter(given, &[])
     }
 
-    /// These options with what is given put in place of what was there, and what is named in `reset` put back to its
-    /// default.
+    /// Replaces the given options, and resets those named in `reset` to their defaults.
     pub fn alter(self, given: &Given, reset: &[String]) -> Result<Self, Invalid> {
         let given: Map<_, _> = fields(given).into_iter().filter(|(_, value)| !value.is_null()).collect();
         let mut fields = fields(&self);
@@ -141,7 +140,7 @@ impl Options {
         Ok(options)
     }
 
-    /// The one place that says which options make sense, alone and together.
+    /// Checks which options make sense, alone and together. No other code decides this.
     fn check(&self) -> Result<(), Invalid> {
         let positive = [
             ("batch_size", self.batch_size.map(i64::from)),
@@ -176,7 +175,7 @@ impl Options {
         }
     }
 
-    /// The options of the rule that removes the rows this one has softly deleted.
+    /// Returns the options of the rule that removes the rows this rule soft-deletes.
     pub fn of_purge(&self) -> Option<Self> {
         Some(Self {
             expire_after: self.purge_after?,
@@ -184,30 +183,30 @@ impl Options {
             purge_after: None,
             unit: None,
             hide_expired: false,
-            // They have been called when the rows expired.
+            // The function was called when the rows expired.
             on_expire: None,
-            // They are not by this column.
+            // The table is not partitioned by the column that marks rows.
             partition_action: PartitionAction::default(),
             ..self.clone()
         })
     }
 
-    /// The table that rows move to when this rule takes them away.
+    /// Returns the table that rows move to when this rule removes them.
     pub fn archive(&self) -> Option<&str> {
         self.archive_to.as_deref().filter(|_| self.soft_delete_column.is_none())
     }
 
-    /// Whether somebody wants to have the rows or to hear of them when they go.
+    /// Whether rows are archived, passed to a function or announced when they go.
     pub fn delivers(&self) -> bool {
         self.archive().is_some() || self.on_expire.is_some() || self.notify_channel.is_some()
     }
 
-    /// Whether a row that has expired may be taken away as soon as a new one needs its key, without a sweep.
+    /// Whether an expired row may be removed as soon as a new row needs its key, without a sweep.
     pub fn makes_room(&self) -> bool {
         self.hide_expired && self.soft_delete_column.is_none() && !self.delivers()
     }
 
-    /// One line for each option that differs from `before`, for the user to read.
+    /// Returns one line for each option that differs from `before`, for the user to read.
     pub fn changes_since(&self, before: &Self) -> Vec<String> {
         let (old, new) = (fields(before), fields(self));
         new.iter()
@@ -220,27 +219,27 @@ impl Options {
             .collect()
     }
 
-    /// The names of all options.
+    /// Returns the names of all options.
     pub fn names() -> Vec<String> {
         fields(&Self::default()).into_iter().map(|(name, _)| name).collect()
     }
 
-    /// The names of the options that can be reset.
+    /// Returns the names of the options that can be reset.
     pub fn resettable() -> Vec<String> {
         Self::names().into_iter().filter(|name| !REQUIRED.contains(&name.as_str())).collect()
     }
 }
 
-/// Every session that plans a query may have to read it.
+/// Limits the filter's length, because every session that plans a query may have to read it.
 const LONGEST_FILTER: usize = 100_000;
 
-/// How often a rule can be swept, as `naptime` can be set.
+/// The shortest interval between sweeps, as for `naptime`.
 const MOST_OFTEN: Duration = Duration::from_secs(1);
 
 /// PostgreSQL's NAMEDATALEN.
 const LONGEST_NAME: usize = 64;
 
-/// What an option makes no sense without.
+/// What an option needs to make sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
     SoftDelete,
@@ -260,7 +259,7 @@ impl Needs {
     }
 }
 
-/// By name, in the order of names.
+/// Returns the fields by name, in name order.
 fn fields(of: &impl Serialize) -> Map<String, Value> {
     match serde_json::to_value(of) {
         Ok(Value::Object(fields)) => fields,

@@ -1,4 +1,4 @@
-//! `pg_type.oid` of PostgreSQL's own types, the same in every database.
+//! `pg_type.oid` of built-in types, the same in every database.
 
 pub const BOOL: u32 = 16;
 pub const INT8: u32 = 20;

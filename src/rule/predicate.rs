@@ -1,14 +1,14 @@
-//! Which rows a rule takes, as SQL, in every form that the extension needs.
+//! The rows that a rule applies to, as SQL, in every form that the extension needs.
 
 use super::{Expiry, Mark};
 
-/// The rows of a rule: those that have expired, that meet its filter, and that no soft delete has marked yet.
+/// The rows of a rule: expired, matching its filter, and not yet marked by a soft delete.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Predicate {
     pub expiry: Expiry,
     /// In the canonical form PostgreSQL prints.
     filter: Option<String>,
-    /// The soft delete column, quoted, and what is put into it.
+    /// The soft delete column, quoted, and the mark put into it.
     pub mark: Option<(String, Mark)>,
 }
 
@@ -17,33 +17,33 @@ impl Predicate {
         Self { expiry, filter, mark }
     }
 
-    /// What the filter asks, in parentheses. It is code of users, and may fail on rows that have not expired.
+    /// Returns the filter, in parentheses. It is user code, and may fail on rows that have not expired.
     pub fn filter(&self) -> Option<String> {
         self.filter.as_ref().map(|filter| format!("({filter})"))
     }
 
-    /// What holds for a row that is not softly deleted, in parentheses, if the rule deletes so.
+    /// Returns the condition for a row that is not soft-deleted, in parentheses, if the rule soft-deletes.
     pub fn unmarked(&self) -> Option<String> {
         self.mark.as_ref().map(|(column, mark)| mark.unmarked(column))
     }
 
-    /// What holds for a row that has expired and is not marked yet, whatever the filter says; its parts, in parentheses. The first
-    /// compares with the cutoff, which is a constant of the type compared.
+    /// Returns the conditions for an expired row that is not marked yet, whatever the filter says, each in parentheses.
+    /// The first compares with the cutoff, a constant of the compared type.
     pub fn expired(&self, cutoff: &str) -> Vec<String> {
         self.expiry.has_expired(cutoff).into_iter().chain(self.unmarked()).collect()
     }
 
-    /// What holds for a row that has expired and that the filter lets go, marked or not; its parts, in parentheses.
+    /// Returns the conditions for an expired row that matches the filter, marked or not, each in parentheses.
     fn expired_and_filtered(&self, cutoff: &str) -> Vec<String> {
         self.expiry.has_expired(cutoff).into_iter().chain(self.filter()).collect()
     }
 
-    /// What holds for a row that has expired by `present` and that the filter lets go.
+    /// Returns the condition for a row that has expired by `present` and matches the filter.
     pub fn expired_at(&self, present: &str) -> String {
         self.expired_and_filtered(&self.expiry.cutoff_at(present)).join(" AND ")
     }
 
-    /// What holds for a row that is gone by `present` as far as users are concerned: expired, swept or not, or marked.
+    /// Returns the condition for a row that users consider gone by `present`: expired, swept or not, or marked.
     pub fn gone(&self, present: &str) -> String {
         let expired = format!("(({}) IS TRUE)", self.expired_at(present));
         match self.unmarked() {
@@ -52,7 +52,7 @@ impl Predicate {
         }
     }
 
-    /// What holds for a row that never expires as it is.
+    /// Returns the condition for a row that never expires as it is.
     pub fn endless(&self) -> String {
         match &self.filter {
             Some(filter) => format!("({} OR ({filter}) IS NOT TRUE)", self.expiry.is_endless()),
@@ -60,7 +60,7 @@ impl Predicate {
         }
     }
 
-    /// What holds for a row that is not hidden at `present`, in a form that indexes and partition bounds serve.
+    /// Returns the condition for a row visible at `present`, in a form that indexes and partition bounds can serve.
     pub fn visible(&self, present: &str, not_null: bool) -> String {
         let visible = self.expiry.is_visible(present, not_null);
         match &self.filter {
@@ -69,12 +69,12 @@ impl Predicate {
         }
     }
 
-    /// What holds for every row that the rule looks for, at any time.
+    /// Returns the part of the condition that does not depend on time: filter and mark.
     pub fn timeless(&self) -> Option<String> {
         self.indexable(true)
     }
 
-    /// The same, as far as an index may be partial on it.
+    /// Returns the time-independent part of the condition, as far as an index may be partial on it.
     pub fn indexable(&self, filter_is_immutable: bool) -> Option<String> {
         let filter = self.filter().filter(|_| filter_is_immutable);
         let parts: Vec<_> = filter.into_iter().chain(self.unmarked()).collect();

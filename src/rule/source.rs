@@ -1,17 +1,17 @@
-//! What a column can hold so that a row can expire by it. Everything that depends on the kind of value is here: which
-//! SQL is compared and indexed, with which constant, and what is written to give a row another expiry.
+//! The kinds of column values that rows can expire by. Everything that depends on the kind is here: which SQL is
+//! compared and indexed, with which constant, and what is written to change a row's expiry.
 
 use super::pg_type::*;
 use super::sql::operation;
 use super::{Invalid, Ttl};
 
-/// The kind of value a rule goes by.
+/// The kind of value that a rule's rows expire by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     TimestampTz,
     Timestamp,
     Date,
-    /// Unix time, in a type that ends at `largest`.
+    /// Unix time, in a type whose largest value is `largest`.
     Integer {
         unit: Unit,
         largest: i64,
@@ -32,7 +32,7 @@ pub enum Notation {
     Unix(Unit),
 }
 
-/// What a Unix time counts.
+/// The unit of a Unix time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     Seconds,
@@ -61,7 +61,7 @@ impl Unit {
         10_i128.pow((3 + self.digits_to_micros()) as u32)
     }
 
-    /// How many zeros turn a number of these into microseconds; negative where they are to be taken away.
+    /// Returns how many zeros turn a number of this unit into microseconds; negative where zeros are removed.
     pub fn digits_to_micros(self) -> i32 {
         match self {
             Self::Seconds => 6,
@@ -71,20 +71,20 @@ impl Unit {
         }
     }
 
-    /// So many of these as seconds, a `numeric`.
+    /// Converts seconds to this unit, as a `numeric`.
     fn of(self, seconds: &str) -> String {
         operation(seconds, "*", &format!("{}::numeric", 1_000_000_000 / self.nanos()))
     }
 }
 
-/// Of the 48 bits that a uuid has for milliseconds.
+/// The most milliseconds that fit into the 48 bits a uuid has for them.
 const MOST_MILLIS: u64 = (1 << 48) - 1;
 
 impl Source {
     pub const ACCEPTED: &str = "timestamp with time zone, timestamp without time zone, date, smallint, integer, bigint, \
                                 numeric, text, character varying, jsonb, uuid, or a domain over one of them";
 
-    /// The kind of value a type and a unit make. `None` for types that never expire.
+    /// Returns the kind of value for a type and a unit; `None` for types that never expire.
     pub fn of_type(oid: u32, unit: Option<&str>) -> Result<Option<Self>, Invalid> {
         let number = || match unit {
             None => Err(Invalid::UnitMissing),
@@ -112,7 +112,7 @@ impl Source {
         }
     }
 
-    /// Whether the cutoff can be told in the column's own unit and type, now and, where it can now, later.
+    /// Checks that the cutoff can be expressed in the column's own unit and type, now and, where it can now, later.
     pub fn check_range(self, present_micros: i64, ttl: Ttl) -> Result<(), Invalid> {
         let (unit, largest) = match self {
             Self::Integer { unit, largest } => (unit, i128::from(largest)),
@@ -125,7 +125,7 @@ impl Source {
         Ok(())
     }
 
-    /// What is compared with the cutoff, sorted by and indexed. `functions` is the schema of ours.
+    /// Returns the SQL that is compared with the cutoff, sorted by and indexed. `functions` is the extension's schema.
     pub fn compared(self, value: &str, functions: &str) -> String {
         match self {
             Self::Text(notation) => notation.read(value, functions),
@@ -134,12 +134,12 @@ impl Source {
         }
     }
 
-    /// Whether that is the value itself, in its own order.
+    /// Whether the value itself is compared, in its own order.
     pub fn compares_value(self) -> bool {
         !matches!(self, Self::Text(_) | Self::Json(_))
     }
 
-    /// The SQL type of what is compared.
+    /// Returns the SQL type of the compared expression.
     pub fn type_name(self) -> &'static str {
         match self {
             Self::TimestampTz | Self::Text(_) | Self::Json(_) => "timestamptz",
@@ -151,7 +151,7 @@ impl Source {
         }
     }
 
-    /// What else holds for a value that can expire at all.
+    /// Returns a further condition that a value must meet to expire at all.
     pub fn guard(self, value: &str, functions: &str) -> Option<String> {
         match self {
             Self::Integer { .. } => Some(operation(value, ">", "0")),
@@ -161,8 +161,8 @@ impl Source {
         }
     }
 
-    /// SQL that says whether every value from `lower` on, also SQL, can expire, so that a range of them can go as a whole;
-    /// `None` if that cannot be told by a range.
+    /// Returns SQL for whether every value from `lower` (also SQL) upwards can expire, so that a whole range can be
+    /// removed. `None` if a range cannot tell.
     pub fn can_expire_from(self, lower: &str) -> Option<String> {
         match self {
             Self::TimestampTz | Self::Timestamp | Self::Date => Some("true".into()),
@@ -171,7 +171,7 @@ impl Source {
         }
     }
 
-    /// The largest value that has expired, given the cutoff as `instant` and as `local` time.
+    /// Returns the largest value that has expired, given the cutoff as `instant` and as `local` time.
     pub fn bound(self, instant: &str, local: &str) -> String {
         let epoch = format!("extract(epoch FROM {instant})");
         match self {
@@ -189,7 +189,7 @@ impl Source {
         }
     }
 
-    /// What is compared, as an instant. NULL for numbers that are none.
+    /// Returns the compared value as an instant; NULL for numbers that are not instants.
     pub fn instant(self, compared: &str, zone: &str, functions: &str) -> String {
         match self {
             Self::TimestampTz | Self::Text(_) | Self::Json(_) => compared.to_owned(),
@@ -203,8 +203,8 @@ impl Source {
         }
     }
 
-    /// The value that stands for `instant`, or for the first one after it that the type can tell, with `precision` digits
-    /// behind the point if that is limited. `None` if it is not a value that one can choose.
+    /// Returns the value for `instant`, or for the first instant after it that the type can represent, with `precision`
+    /// fractional digits if limited. `None` if the value cannot be chosen.
     pub fn stored(self, instant: &str, zone: &str, functions: &str, precision: Option<u32>) -> Option<String> {
         let units = |unit: Unit| unit.of(&format!("extract(epoch FROM {instant})"));
         let whole = |unit: Unit| format!("greatest(pg_catalog.ceil({}), 1::numeric)::bigint", units(unit));
@@ -234,17 +234,17 @@ impl Source {
         })
     }
 
-    /// The digits behind the point that a type modifier leaves, if it is about those.
+    /// Returns the fractional digits that a type modifier allows, if it limits them.
     pub fn precision(self, typmod: i32) -> Option<u32> {
         match self {
             Self::TimestampTz | Self::Timestamp => u32::try_from(typmod).ok(),
-            // The lower bits are the scale; one that is negative rounds in front of the point.
+            // The lower bits are the scale; a negative scale rounds left of the decimal point.
             Self::Numeric(_) if typmod >= 4 => u32::try_from(((typmod - 4) & 0x7ff ^ 1024) - 1024).ok(),
             _ => None,
         }
     }
 
-    /// How many characters a text needs that stands for an instant of these days.
+    /// Returns how many characters the text of a present-day instant needs.
     pub fn text_length(self) -> Option<usize> {
         match self {
             Self::Text(Notation::Rfc3339) => Some("2026-11-16T05:00:00.000000Z".len()),
@@ -253,7 +253,7 @@ impl Source {
         }
     }
 
-    /// A value other than NULL that never expires.
+    /// Returns a value other than NULL that never expires.
     pub fn never(self) -> Option<&'static str> {
         match self {
             Self::TimestampTz | Self::Timestamp | Self::Date => Some("'infinity'"),
@@ -264,7 +264,7 @@ impl Source {
     }
 }
 
-/// A timestamp that is not rounded down where its column keeps fewer digits of a second.
+/// Raises a timestamp so that a column with fewer fractional digits does not round it down.
 fn raised(timestamp: &str, digits: Option<u32>) -> String {
     match digits {
         None | Some(6..) => timestamp.to_owned(),

@@ -1,7 +1,7 @@
-//! Pieces of SQL that mean the same in every search path.
+//! Pieces of SQL that mean the same under every search path.
 
-/// An operation by PostgreSQL's own operator, in parentheses. Where a user's operator fits the types better than
-/// PostgreSQL's own, an unqualified one would be the user's.
+/// Returns an operation with a built-in operator, in parentheses. An unqualified operator would be a user's where that
+/// fits the types better than the built-in one.
 pub fn operation(left: &str, operator: &str, right: &str) -> String {
     format!("({left} OPERATOR(pg_catalog.{operator}) {right})")
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 const MICROS_PER_SECOND: i128 = 1_000_000;
 const MICROS_PER_DAY: i128 = 24 * 3600 * MICROS_PER_SECOND;
 
-/// PostgreSQL's timestamps begin in 4713 BC: a cutoff this far back still exists.
+/// The longest time to live: PostgreSQL's timestamps begin in 4713 BC, so a cutoff this far back still exists.
 const LONGEST: i128 = 6_000 * 366 * MICROS_PER_DAY;
 
 /// A time to live, in the three fields of a PostgreSQL interval.
@@ -47,29 +47,29 @@ impl Ttl {
         self == Self::default()
     }
 
-    /// Whether it lasts as long whenever it begins.
+    /// Whether the length is the same whenever the time begins.
     pub fn is_of_fixed_length(self) -> bool {
         (self.months, self.days) == (0, 0)
     }
 
-    /// About how long it is, a month counted as 30 days.
+    /// Returns the approximate length, with a month counted as 30 days.
     pub fn estimate(self) -> Duration {
         let micros = (i128::from(self.months) * 30 + i128::from(self.days)) * MICROS_PER_DAY + i128::from(self.micros);
         Duration::from_micros(u64::try_from(micros).unwrap_or(0))
     }
 
-    /// SQL for the instant this long after `instant`, also SQL; the zone, a literal, says where days begin.
+    /// Returns SQL for the instant this long after `instant`, also SQL. `zone`, a literal, says where days begin.
     pub fn after(self, instant: &str, zone: &str) -> String {
         self.shift(instant, "+", zone)
     }
 
-    /// The same for the instant this long before.
+    /// Returns SQL for the instant this long before `instant`.
     pub fn before(self, instant: &str, zone: &str) -> String {
         self.shift(instant, "-", zone)
     }
 
-    /// As PostgreSQL adds an interval to a timestamptz, whatever the session's time zone: months and days by the calendar,
-    /// then the rest by the clock.
+    /// Shifts as PostgreSQL adds an interval to a timestamptz, whatever the session's time zone: months and days by the
+    /// calendar, then the rest by the clock.
     fn shift(self, instant: &str, sign: &str, zone: &str) -> String {
         let (months, days, micros) = self.fields();
         let mut shifted = instant.to_owned();
@@ -84,7 +84,7 @@ impl Ttl {
         shifted
     }
 
-    /// The fewest microseconds this can span: in the shortest months, with the clock put forward on the way.
+    /// Returns the fewest microseconds this can span: in the shortest months, with clocks set forward on the way.
     pub(super) fn shortest(self) -> i128 {
         let month = if self.months < 0 { 31 } else { 28 } * MICROS_PER_DAY;
         let calendar = i128::from(self.months) * month + i128::from(self.days) * MICROS_PER_DAY;
@@ -171,7 +171,7 @@ impl TryFrom<String> for Ttl {
     }
 }
 
-/// Microseconds in seconds with up to six digits behind the point.
+/// Converts seconds with up to six fractional digits to microseconds.
 fn seconds(number: &str) -> Option<i64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let digits: i64 = format!("{fraction:0<6}").parse().ok().filter(|_| fraction.len() <= 6)?;

@@ -9,21 +9,21 @@ const DAY: u32 = 24 * 3600;
 
 /// A span of local time on some days of the week: `Mon-Fri 22:00-06:00 Europe/Paris`.
 ///
-/// It goes by the clock on the wall. What begins in the evening and ends in the morning belongs to the day it begins on.
-/// An hour that is left out when clocks are put forward is not there, and one that comes twice counts twice.
+/// It follows the wall clock. A window that begins in the evening and ends in the morning belongs to the day it begins
+/// on. An hour skipped when clocks are set forward does not exist, and a repeated hour counts twice.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Window {
-    /// Which days, from Monday on.
+    /// The days of the week, starting with Monday.
     days: [bool; 7],
-    /// Seconds of the day; not after the end unless it goes on into the next day.
+    /// Seconds of the day; `start` is before `end` unless the window runs into the next day.
     start: u32,
     end: u32,
-    /// `None` is the rule's own.
+    /// `None` means the rule's own time zone.
     zone: Option<String>,
 }
 
-/// How a window stands at some local time, and in how many seconds of local time that changes.
+/// Whether a window is open at some local time, and in how many seconds of local time that changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opening {
     pub is_open: bool,
@@ -52,7 +52,7 @@ impl Window {
         self.zone.as_deref()
     }
 
-    /// How it stands on a day of the week, from Monday as 1 on, so many seconds after midnight.
+    /// Returns the state of the window on a day of the week (Monday is 1), this many seconds after midnight.
     pub fn at(&self, day: u32, second: u32) -> Opening {
         let (today, yesterday) = ((day + 6) as usize % 7, (day + 5) as usize % 7);
         let goes_on = self.end <= self.start;
@@ -63,7 +63,7 @@ impl Window {
         if self.days[today] && second >= self.start && second < end {
             return Opening { is_open: true, changes_in: end - second };
         }
-        // In a week from now at the latest, because some day there is.
+        // Within a week at the latest, because at least one day is set.
         let begins = (0..=7).filter(|ahead| self.days[(today + ahead) % 7]);
         let mut starts = begins.map(|ahead| ahead as u32 * DAY + self.start);
         let next = starts.find(|start| *start > second).unwrap_or(second + DAY);
@@ -79,7 +79,7 @@ impl TryFrom<String> for Window {
     }
 }
 
-/// `Mon-Fri,Sun`; a range may go beyond the end of the week.
+/// Reads `Mon-Fri,Sun`; a range may wrap around the end of the week.
 fn read_days(text: &str) -> Option<[bool; 7]> {
     let number = |name: &str| DAYS.iter().position(|day| day.eq_ignore_ascii_case(name));
     let mut days = [false; 7];
@@ -93,7 +93,7 @@ fn read_days(text: &str) -> Option<[bool; 7]> {
     Some(days)
 }
 
-/// `HH:MM` or `HH:MM:SS`, up to `24:00`.
+/// Reads `HH:MM` or `HH:MM:SS`, up to `24:00`.
 fn read_time(text: &str) -> Option<u32> {
     let fields: Vec<_> = text.split(':').collect();
     if !(2..=3).contains(&fields.len())
@@ -207,7 +207,7 @@ mod tests {
             let at = |ahead: u32| window.at((day - 1 + (second + ahead) / DAY) % 7 + 1, (second + ahead) % DAY).is_open;
             prop_assert!(now.changes_in > 0 && now.changes_in <= 8 * DAY);
             prop_assert_eq!(at(now.changes_in - 1), now.is_open);
-            // Where one day's window ends and the next one's begins, it stays open.
+            // The window stays open where one day's window ends and the next day's begins.
             prop_assert!(now.is_open || at(now.changes_in));
             prop_assert_eq!(Window::parse(&window.to_string()), Ok(window));
         }

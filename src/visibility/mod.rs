@@ -1,4 +1,4 @@
-//! Hiding expired rows from queries, from the instant of their expiry: which tables are concerned, and who may look.
+//! Hiding expired rows from queries from the instant they expire: which tables are affected, and who may see the rows.
 
 mod unique_conflict;
 
@@ -20,15 +20,14 @@ use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// The instant by which a query decides: that of the statement the client sent, the same for all scans of all queries in
-/// it.
+/// The instant by which a query decides: that of the client's statement, the same for all scans of all queries in it.
 const PRESENT: &str = "pg_catalog.statement_timestamp()";
 
 /// The hidden rows of this database.
 #[derive(Default)]
 struct Hidden {
     tables: HashMap<Oid, Table>,
-    /// The schema of the extension, which the conditions name.
+    /// The extension's schema, which the conditions name.
     schema: String,
     /// The function that refuses to pass over a hidden row.
     refusal: Oid,
@@ -37,9 +36,9 @@ struct Hidden {
 /// A table, partition or child with hidden rows.
 struct Table {
     owner: Oid,
-    /// What holds for its visible rows, as SQL.
+    /// The condition for its visible rows, as SQL.
     visible: String,
-    /// The same, read when it is first needed.
+    /// The same condition, parsed on first use.
     condition: OnceCell<Rc<Condition>>,
 }
 
@@ -47,19 +46,19 @@ thread_local! {
     static HIDDEN: Memo<(), Hidden> = Memo::new();
 }
 
-/// Has queries of this process not see what is hidden.
+/// Makes queries of this process skip hidden rows.
 pub fn install() {
     planner::install(decide, is_concerned, is_exempt);
     utility::install(is_restricted, lock_triggered_tables, Catalog::follow_reassigned);
     executor::install(recheck, unique_conflict::recheck_pending, passes_over_rows);
 }
 
-/// Whether there are hidden rows in this database at all.
+/// Whether this database has any hidden rows.
 fn is_concerned() -> bool {
     !hidden().tables.is_empty()
 }
 
-/// Foreign keys are about physical rows, and so is the engine. What a walsender reads is for a replica.
+/// Whether a query sees hidden rows. Foreign keys and the engine need physical rows; a walsender feeds a replica.
 fn is_exempt(occasion: &Occasion<'_>) -> bool {
     occasion.is_of_engine || occasion.is_of_walsender() || occasion.is_foreign_key_check()
 }
@@ -69,7 +68,7 @@ fn decide(relid: Oid) -> Option<Decision> {
     let (table, refusal) = (hidden.tables.get(&relid)?, hidden.refusal);
     let wants_to_look = guc::shows_expired();
     if wants_to_look {
-        // PostgreSQL's cache of plans would not know who looks.
+        // PostgreSQL's plan cache would not know to whom the rows are shown.
         executor::use_plan_once();
         if looks(table) {
             return Some(Decision { depends_on_role: true, condition: None, refusal });
@@ -78,39 +77,39 @@ fn decide(relid: Oid) -> Option<Decision> {
     Some(Decision { depends_on_role: wants_to_look, condition: condition(relid), refusal })
 }
 
-/// Whether what is hidden in a table is shown now: to the session's role, in its own statements.
+/// Whether a table's hidden rows are shown now: to the session's role, in its own statements.
 fn looks(table: &Table) -> bool {
     guc::shows_expired() && may_look(table) && access::is_sessions_own_role()
 }
 
-/// Whether queries of these relations pass over hidden rows.
+/// Whether queries of these relations skip hidden rows.
 fn passes_over_rows(relids: &[Oid]) -> bool {
     let hidden = hidden();
     relids.iter().filter_map(|relid| hidden.tables.get(relid)).any(|table| !looks(table))
 }
 
-/// Whether a row of a relation is not hidden, by all its rules.
+/// Whether a row of a relation is visible under all its rules.
 fn is_visible(relid: Oid, existing: &Existing) -> bool {
     let hidden = hidden();
     let Some((table, condition)) = hidden.tables.get(&relid).zip(condition(relid)) else { return true };
     identity::sandboxed_as(table.owner, || existing.meets(&condition))
 }
 
-/// Looks again at live rows because of which a statement did nothing: had one expired by then, its write would be lost.
+/// Rechecks live rows that made a statement do nothing: if one had expired by then, a write would be lost.
 fn recheck(conflicts: &[(Oid, Tid)]) {
     let hidden = hidden();
     for (relid, tid) in conflicts {
         let Some((table, condition)) = hidden.tables.get(relid).zip(condition(*relid)) else { continue };
         let is_visible = |existing: &Existing| existing.meets(&condition);
-        // One that was deleted while it was live was in the way until then.
+        // A row that was deleted while it was live was in the way until then.
         if identity::sandboxed_as(table.owner, || existing::newest(*relid, *tid, is_visible)) != Some(true) {
             TtlError::ExpiredMeanwhile.raise();
         }
     }
 }
 
-/// Fails a statement that would do nothing about a hidden row in its way. Where room is made for keys, that row has come to be
-/// hidden only now.
+/// Fails a statement that would do nothing because of a hidden row in its way. Where room is made for keys, that row
+/// has become hidden only now.
 pub fn refuse(relid: Oid) -> Result<bool, TtlError> {
     let triggers = spi::read(
         "SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgrelid = $1 AND p.proname = 'ttl_make_room'",
@@ -120,8 +119,8 @@ pub fn refuse(relid: Oid) -> Result<bool, TtlError> {
     Err(if triggers.is_empty() { TtlError::HiddenConflict } else { TtlError::ExpiredMeanwhile })
 }
 
-/// What holds for the visible rows of a table, if it has hidden ones. A rule whose columns are gone was not even loaded: it hides nothing,
-/// as it removes nothing, and its sweep says why.
+/// Returns the condition for the visible rows of a table that has hidden ones. A rule whose columns are gone was not
+/// loaded: it hides nothing, as it removes nothing, and its sweep reports why.
 fn condition(relid: Oid) -> Option<Rc<Condition>> {
     let schema_now = || Ok::<_, TtlError>(Catalog::open_if_served()?.map(|catalog| catalog.schema).unwrap_or_default());
     loop {
@@ -132,7 +131,7 @@ fn condition(relid: Oid) -> Option<Rc<Condition>> {
         }
         let read = || identity::sandboxed_as(table.owner, || Condition::read(relid, &table.visible));
         let is_named_so = || schema_now().is_ok_and(|schema| schema == hidden.schema);
-        // The extension's schema may have been renamed since the rules were read, or be renamed now.
+        // The extension's schema may have been renamed since the rules were read, or may be renamed right now.
         if is_named_so() {
             match reading(read) {
                 Ok(condition) => return Some(Rc::clone(table.condition.get_or_init(|| Rc::new(condition)))),
@@ -144,8 +143,8 @@ fn condition(relid: Oid) -> Option<Rc<Condition>> {
     }
 }
 
-/// Locks the tables that have triggers of ours, before a command that drops the extension locks the catalog: a query holds its table when
-/// it asks for the catalog, and the two must not wait for each other.
+/// Locks the tables that have our triggers before a command that drops the extension locks the catalog. A query locks
+/// its table before the catalog, so the opposite order would deadlock.
 fn lock_triggered_tables(dropped: &Dropped) {
     let (schemas, roles) = match dropped {
         Dropped::Extension => (None, None),
@@ -167,17 +166,17 @@ fn lock_triggered_tables(dropped: &Dropped) {
     access::lock_exclusively(&found.unwrap_or_default());
 }
 
-/// Whether a COPY by the current role must leave hidden rows out. A backup by those who may look does not.
+/// Whether a COPY by the current role must leave out hidden rows. A backup by a role that may see them does not.
 fn is_restricted(relid: Oid) -> bool {
     hidden().tables.get(&relid).is_some_and(|table| !may_look(table))
 }
 
-/// The owner and superusers may look behind the curtain.
+/// Whether the current role may see hidden rows: the owner and superusers may.
 fn may_look(table: &Table) -> bool {
     access::is_member_of(table.owner)
 }
 
-/// What cannot be told is an error: nobody is to see by accident what is hidden.
+/// Returns the hidden rows. Raises an error if they cannot be determined: no session may see them by accident.
 fn hidden() -> Rc<Hidden> {
     HIDDEN.with(|memo| match memo.get(&()) {
         Some(hidden) => hidden,
@@ -194,7 +193,7 @@ fn load() -> Result<(Vec<Oid>, Hidden), TtlError> {
     let mut about = vec![catalog.relid];
     for (rule, relids) in catalog.hidden_rules()? {
         about.extend(&relids);
-        // The rows of a table of Citus are not here, and no condition on them can be.
+        // The rows of a Citus distributed table are not stored here, so no condition can apply to them.
         for relid in relids.into_iter().filter(|relid| !citus::is_distributed(*relid)) {
             let visible = rule.predicate.visible(PRESENT, rule.not_null);
             tables

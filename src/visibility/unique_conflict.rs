@@ -1,9 +1,9 @@
-//! A hidden row that is still there must not be in the way of a new one with its key: before a row is written, expired rows that it
-//! would collide with are removed. What cannot be removed fails the statement, so that no write is lost.
+//! A hidden row must not block a new row with the same key: before a row is written, expired rows that it would
+//! conflict with are removed. If one cannot be removed, the statement fails, so that no write is lost.
 //!
-//! A row that is live is kept so until the transaction ends, by a lock that an update of it would take, too: otherwise it could
-//! expire between this look and the one that PostgreSQL takes when it writes. Only `ON CONFLICT DO NOTHING` locks no rows; it is
-//! looked after when the statement has run.
+//! A live row is kept live until the transaction ends, by the lock that an update would take: otherwise it could expire
+//! between this check and the one PostgreSQL makes when it writes. Only `ON CONFLICT DO NOTHING` locks no rows; its
+//! rows are rechecked after the statement has run.
 
 use super::PRESENT;
 use crate::cascade::{self, Change as Cascade};
@@ -26,13 +26,13 @@ use pgrx::pg_sys::Oid;
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 
-/// How room is made in a table.
+/// How to make room in a table.
 struct Room {
     relid: Oid,
     owner: Oid,
-    /// Whether planning a statement about the table may call code of users.
+    /// Whether planning a statement on the table may call user code.
     is_risky: bool,
-    /// What holds for a row that has expired.
+    /// The condition for an expired row.
     expired: Condition,
     constraints: Vec<Constraint>,
     way: Way,
@@ -40,21 +40,21 @@ struct Room {
     order: Option<Order>,
 }
 
-/// How an expired row is removed.
+/// How to remove an expired row.
 enum Way {
-    /// From the heap: nobody has a say about a DELETE.
+    /// Directly from the heap: no trigger, rule or policy has a say in a DELETE.
     Heap,
-    /// By a statement of the owner's, planned when it is first needed.
+    /// By a statement run as the owner, planned on first use.
     Statement(String, OnceCell<Plan>),
     /// Not at all.
     Never,
 }
 
-/// For how many rows of a statement it is taken for granted that nothing in the table has expired, once that was seen. What
-/// others let expire meanwhile is as if they did so after this statement.
+/// For how many rows of a statement a check that nothing in the table has expired stays good. Rows that other sessions
+/// let expire meanwhile count as expired after this statement.
 const ROWS_AT_A_TIME: u32 = 100;
 
-/// For how many more rows of a statement nothing in a table has expired.
+/// A table, a statement, and for how many more of its rows nothing in the table has expired.
 type Clear = (Oid, (i64, u32, u32), u32);
 
 thread_local! {
@@ -62,7 +62,7 @@ thread_local! {
     static ROOMS: Memo<(i64, Oid), Option<Room>> = Memo::new();
 }
 
-/// The row as it is to be written, when nothing that has expired is in its way any more.
+/// Removes the expired rows in the way of a change, and returns the row to write.
 pub fn made_room<'a>(change: &'a Change<'_>) -> Result<NewRow<'a>, TtlError> {
     let rule_id = change.argument().and_then(|id| id.parse().ok()).ok_or(TtlError::NotOurTrigger)?;
     if !sandbox::is_under_way_in(change.relid())
@@ -87,19 +87,18 @@ pub fn made_room<'a>(change: &'a Change<'_>) -> Result<NewRow<'a>, TtlError> {
     Ok(change.row())
 }
 
-/// Looks again at rows that a statement was to write, and may have done nothing about: each was written, or something live is in its
-/// way. If there is neither, an expired row was that came between the look of the trigger and that of PostgreSQL, and may be gone
-/// again by now.
+/// Rechecks rows that a statement was to write but may have skipped: each must have been written, or have a live row in
+/// its way. Otherwise an expired row came between the trigger's check and PostgreSQL's, and may be gone again by now.
 pub fn recheck_pending(rule_id: i64, rows: &[PendingRow]) {
     let look = || {
         for row in rows {
             let room = room_in(rule_id, row.relid())?;
             let Some(room) = room.as_ref() else { continue };
-            // What is written expired is as if it never was.
+            // A row that was already expired when written is as if it never existed.
             if row.ask(|row| room.has_expired(row)) {
                 continue;
             }
-            // Expressions of indexes run as whoever writes, as they do when PostgreSQL writes.
+            // Index expressions run as the writing role, as they do when PostgreSQL writes.
             let is_live = |existing: &Existing| !room.has_expired(existing);
             let met: Vec<bool> =
                 room.constraints.iter().filter_map(|constraint| row.meets_another(constraint, is_live)).collect();
@@ -120,7 +119,7 @@ fn room_in(rule_id: i64, relid: Oid) -> Result<Rc<Option<Room>>, TtlError> {
             let Some(catalog) = Catalog::open_if_served()? else { return Ok((Catalog::watched()?, None)) };
             let rule = catalog.rule_with_id(rule_id)?.filter(|rule| rule.options.hide_expired);
             let about = vec![catalog.relid, relid, rule.as_ref().map_or(relid, |rule| rule.relid)];
-            // Anybody who may make triggers on a table can give them any number.
+            // Anyone who may create triggers on a table can give them any rule ID.
             let rule = rule.filter(|rule| relation::tree(rule.relid).contains(&relid));
             Ok((about, rule.map(|rule| Room::of(&rule, relid)).transpose()?))
         }),
@@ -128,8 +127,9 @@ fn room_in(rule_id: i64, relid: Oid) -> Result<Rc<Option<Room>>, TtlError> {
 }
 
 impl Room {
-    /// What it takes is made in the session of whoever writes. There the owner's functions may have been compiled for another search
-    /// path, so none of them may be called as the owner: not even by the planner, which simplifies what indexes and statistics are on.
+    /// Runs in the writer's session. The owner's functions may have been compiled there for another search path, so
+    /// none may be called as the owner, not even by the planner, which simplifies expressions of indexes and
+    /// statistics.
     fn of(rule: &Rule, relid: Oid) -> Result<Self, TtlError> {
         let shape = relation::lock(relid, Lock::Read).ok_or(TtlError::UnknownTable(relid.to_u32()))?;
         let expired = rule.predicate.expired_at(PRESENT);
@@ -147,8 +147,8 @@ impl Room {
         })
     }
 
-    /// Whether nothing in the table has expired, so that nothing can be in the way of a row. A statement that would pass over a
-    /// row in its way, and lose its write, takes nothing for granted.
+    /// Whether nothing in the table has expired, so that nothing can be in the way of a row. A statement that would
+    /// skip a row on conflict, and lose its write, takes nothing for granted.
     fn is_clear(&self, change: &Change<'_>) -> bool {
         let Some(order) = &self.order else { return false };
         if executor::has_conflict_clause() {
@@ -167,17 +167,17 @@ impl Room {
         true
     }
 
-    /// As the owner, as a sweep would, and with the same condition. It calls nothing of users.
+    /// Whether a row has expired. Evaluated as the owner with the condition of a sweep, which calls no user code.
     fn has_expired(&self, existing: &Existing) -> bool {
         identity::sandboxed_as(self.owner, || existing.meets(&self.expired))
     }
 
-    /// Sees to a row that is in the way of another.
+    /// Handles a row that is in the way of another.
     fn settle(&self, constraint: &Constraint, existing: &Existing, has_conflict: &mut bool) -> Result<Next, TtlError> {
         let outcome = if self.has_expired(existing) {
             self.remove(constraint, existing)?
         } else if !super::is_visible(self.relid, existing) {
-            // Another rule hides it, and another trigger sees to it.
+            // Another rule hides the row, and that rule's trigger handles it.
             Outcome::Done
         } else if executor::note_conflict(self.relid, existing.tid()) || !constraint.is_immediate {
             *has_conflict = true;
@@ -193,7 +193,7 @@ impl Room {
             || TtlError::HiddenKey { constraint: constraint.name.clone(), is_exclusion: constraint.is_exclusion };
         match &self.way {
             Way::Never => Err(refused()),
-            // A row of the very statement that is running can be locked, which tells, but not deleted.
+            // Locking reveals a row of the running statement itself, which cannot be deleted.
             Way::Heap => match existing.lock() {
                 Outcome::Done => Ok(existing.delete()),
                 Outcome::Own => Err(refused()),
@@ -201,13 +201,13 @@ impl Room {
             },
             Way::Statement(sql, plan) => {
                 let deferred = cascade::deferred(self.relid)?;
-                // In a session of somebody else the owner's code may have been compiled for another search path; and triggers that
-                // are deferred would run as whoever commits.
+                // In another role's session, the owner's code may have been compiled for another search path; and
+                // deferred triggers would run as the committing role.
                 let is_mechanical = !self.is_risky && cascade::is_mechanical(self.relid)?;
                 let is_owners = access::is_member_of(self.owner);
                 if !(is_owners || is_mechanical)
                     || deferred.triggers
-                    // Outside a sandbox, code of users could leave something that runs later, as whoever writes.
+                    // Outside a sandbox, user code could leave something behind that runs later as the writing role.
                     || (deferred.references && !is_mechanical)
                     || cascade::check(self.relid, self.owner, Cascade::Delete).is_err()
                 {
@@ -216,17 +216,17 @@ impl Room {
                 let path = Catalog::open()?.with_rights(|| login::search_path(self.owner))?;
                 let plan = || plan.get_or_init(|| Plan::for_rows(sql));
                 let delete = || identity::with_users_path(&path, || plan().run(Places::These(&[existing.tid()])));
-                // A sandbox lets nothing be deferred; a foreign key that is, is checked when the transaction commits.
+                // A sandbox lets nothing be deferred; a deferred foreign key is checked when the transaction commits.
                 let remove = || match deferred.references {
                     true => identity::acting_as(self.owner, delete),
                     false => identity::sandboxed_as(self.owner, delete),
                 };
-                // A foreign key that refuses tells of other columns of the row.
+                // A foreign key that refuses reveals other columns of the row in its error.
                 let removed = if is_owners { remove() } else { without_details(remove) };
                 if removed > 0 {
                     return Ok(Outcome::Done);
                 }
-                // Somebody else has removed or changed it; or a trigger keeps it, or an old snapshot does not see it.
+                // Another session removed or changed it, a trigger keeps it, or an old snapshot does not see it.
                 match existing.lock() {
                     Outcome::Done if access::has_old_snapshot() => Err(TtlError::ExpiredMeanwhile),
                     Outcome::Done => Err(refused()),
@@ -237,7 +237,7 @@ impl Room {
     }
 }
 
-/// The index of the rule in a relation, if that has every row of the rule.
+/// Returns the rule's index on a relation, if it contains every row of the rule.
 fn order_of(rule: &Rule, relid: Oid) -> Result<Option<Order>, TtlError> {
     identity::sandboxed_as(rule.owner, || {
         let Some(index) = index::serving(rule, relid)? else { return Ok(None) };
@@ -252,7 +252,7 @@ fn order_of(rule: &Rule, relid: Oid) -> Result<Option<Order>, TtlError> {
 
 impl Way {
     fn of(rule: &Rule, relid: Oid, shape: &Shape, expired: &str) -> Self {
-        // A sweep leaves the parts of other owners alone, too.
+        // A sweep skips partitions and children of other owners, too.
         if !rule.options.makes_room() || rule.state.hold.is_some() || shape.owner() != rule.owner || !shape.is_heap() {
             return Self::Never;
         }

@@ -1,4 +1,4 @@
-//! Builders: each makes the index of one rule, and may have to wait long for others while it does.
+//! Builder workers. Each builds the index of one rule, and may wait a long time for other transactions.
 
 use super::start::has_ended;
 use super::{TURN, start};
@@ -15,7 +15,7 @@ use pgrx::prelude::*;
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// The builders of a database, by rule.
+/// The builders running in this database, by rule ID.
 #[derive(Default)]
 pub struct Builders(HashMap<i64, Builder>);
 
@@ -23,12 +23,12 @@ struct Builder {
     owner: Oid,
     process: DynamicBackgroundWorker,
     started: Instant,
-    /// Whether code of users runs for each row, and may last as long as they like.
+    /// Whether the build runs user code for each row, which may take arbitrarily long.
     runs_user_code: bool,
 }
 
 impl Builder {
-    /// Whether it gives way to what sweeps: if it only waits for transactions of others, or is in the hands of a user.
+    /// Whether it can give way to a sweeping worker: it has had its turn, and waits for a lock or runs user code.
     fn may_wait(&self) -> bool {
         let is_waiting = || self.process.pid().is_ok_and(process::waits_for_lock);
         self.started.elapsed() >= TURN && (self.runs_user_code || is_waiting())
@@ -40,8 +40,9 @@ impl Builders {
         self.0.is_empty()
     }
 
-    /// Starts one for a rule: some at a time, beside the workers that sweep, because they spend most of their time waiting. An owner who
-    /// has none gets one, however long those of others take. What sweeps has a process first.
+    /// Starts a builder for a rule, unless a sweeping worker waits for a process. A few builders run at a time beside
+    /// the sweeping workers, because builders mostly wait. An owner without a builder gets one, however long those of
+    /// other owners take.
     pub fn start_for(&mut self, rule: &Rule) {
         let has_one = self.0.values().any(|builder| builder.owner == rule.owner);
         let may_start = (self.0.len() < guc::max_workers() || !has_one) && !shmem::anybody_waits();
@@ -54,8 +55,8 @@ impl Builders {
         }
     }
 
-    /// Ends one that can wait if somebody who sweeps needs its process; it begins again later. Tells whether one has ended: it may have been
-    /// stopped by somebody, and still be wanted.
+    /// Terminates a builder that can give way if a sweeping worker needs its process; the build starts again later.
+    /// Returns whether a builder has ended: a user may have stopped it while its index is still wanted.
     pub fn see_off(&mut self) -> bool {
         if let Some(builder) = self.0.values().find(|builder| builder.may_wait())
             && shmem::make_way_of_builder()
@@ -68,7 +69,6 @@ impl Builders {
         self.0.len() < before
     }
 
-    /// Ends all of them.
     pub fn end_all(&mut self) {
         for (_, builder) in self.0.drain() {
             builder.process.terminate();
@@ -89,10 +89,10 @@ fn run(argument: pg_sys::Datum) {
     let Some((Ok(rule), _)) = rules.pop() else { return };
     process::report_activity(Some(&format!("making the index for {rule}")));
     match build::run(&catalog, &rule) {
-        // The rule can be swept by it at once.
+        // The rule can be swept with the new index at once.
         Ok(true) => shmem::wake(),
         Ok(false) => {}
-        // Somebody wants the table: the worker begins again.
+        // Another session needs the table: the database worker starts the build again.
         Err(failure) if failure.is_cancel => {}
         Err(failure) => {
             if rule.state.index_error.as_deref() != Some(&failure.to_string()) {

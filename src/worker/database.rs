@@ -1,5 +1,5 @@
-//! The worker of a database: it stays as long as there are rules, and gives every due rule its turn. It runs no code of users,
-//! and so cannot be held up by any: what may run some goes to a helper.
+//! The worker of a database. It runs as long as the database has rules, and gives every due rule its turn. It runs no
+//! user code, so user code cannot hold it up: a rule that may run some goes to a helper.
 
 use super::builder::Builders;
 use super::helpers::Helpers;
@@ -23,22 +23,22 @@ use pgrx::prelude::*;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-/// How often an idle worker looks whether it is in somebody's way.
+/// How often a worker checks whether it is in another session's way.
 const LOOK_UP: Duration = Duration::from_secs(1);
-/// How long the rules of an owner go to a helper at once after one of them took long.
+/// How long an owner's rules go straight to a helper after one of them took long.
 const SLOW_FOR: Duration = Duration::from_secs(600);
-/// The shortest time between two passes, however often rules are changed.
+/// The shortest time between two passes, however often rules change.
 const SHORTEST_GAP: Duration = Duration::from_millis(50);
-/// How long a rule that cannot be swept is not reported again by this process.
+/// How long this process waits before it reports again that a rule cannot be swept.
 const REPORT_AGAIN: Duration = Duration::from_secs(10);
-/// How often a worker that is busy looks after its helpers.
+/// How often a busy worker looks after its helpers.
 const SEE_TO: Duration = Duration::from_millis(100);
-/// The shortest time before a rule is looked at again between two passes.
+/// The shortest delay before a rule is checked again between two passes.
 const SOON: Duration = Duration::from_millis(100);
-/// How long a worker stays in a database without rules, if nobody waits for its process: the first rule may come soon.
+/// How long a worker stays without rules if no other database waits for its process: the first rule may come soon.
 const LINGER: Duration = Duration::from_secs(20);
 
-/// Starts the worker of a database; `None` if no process is free.
+/// Starts the worker of a database. Returns `None` if no process is free.
 pub fn start(database: Oid) -> Option<DynamicBackgroundWorker> {
     BackgroundWorkerBuilder::new(TYPE)
         .set_type(TYPE)
@@ -68,7 +68,7 @@ fn run(argument: pg_sys::Datum) {
     let mut worker = Worker::new();
     loop {
         process::reload_configuration();
-        // Before the look at how things stand: whoever changes something after it wakes us again, or, if we leave, the launcher.
+        // Take the wakeup before checking the standing: a later change wakes us again, or the launcher if we leave.
         worker.is_woken |= shmem::take_wakeup();
         match standing() {
             Standing::Wanted => {}
@@ -97,13 +97,13 @@ fn run(argument: pg_sys::Datum) {
     }
 }
 
-/// Whether this process has any business in this database.
+/// Whether this database needs a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     Wanted,
-    /// There is no extension, or none that this library serves, or sweeping was switched off.
+    /// There is no extension, or no version that this library serves, or sweeping was switched off.
     Idle,
-    /// Somebody wants the database to himself, or nobody can tell.
+    /// Another session needs the database to itself, or the check failed.
     InTheWay,
 }
 
@@ -129,7 +129,7 @@ fn standing() -> Standing {
     looked.unwrap_or(Standing::InTheWay)
 }
 
-/// Logs that this database cannot be swept, once for each start of the server.
+/// Logs that this database cannot be swept, once per server start.
 fn tell_of_schema(reason: &Unserved) {
     if shmem::tell_once() {
         let database = process::current_database_name();
@@ -138,7 +138,7 @@ fn tell_of_schema(reason: &Unserved) {
     }
 }
 
-/// Rows that were recovered to be rescued must not vanish: after a point-in-time recovery, sweeping begins when somebody says so.
+/// Holds sweeping after a point-in-time recovery until a user starts it: rows recovered for rescue must not vanish.
 fn hold_after_recovery(catalog: &Catalog) -> Result<(), TtlError> {
     let Some(recovery) = recovery::last() else { return Ok(()) };
     if catalog.is_recovered(recovery)? && catalog.acknowledge_recovery(recovery, guc::hold_after_recovery())? {
@@ -157,30 +157,30 @@ pub fn may_stay() -> bool {
 }
 
 struct Worker {
-    /// Rules whose turn is yet to come, in order.
+    /// Rules waiting for their turn, in order.
     queue: VecDeque<Job>,
-    /// When owners last had a turn.
+    /// When each owner last had a turn.
     served: HashMap<Oid, Instant>,
-    /// Owners whose rules go to a helper at once, because one took long, and until when.
+    /// Owners whose rules go straight to a helper because one of them took long, and until when.
     slow: HashMap<Oid, Instant>,
     helpers: Helpers,
     builders: Builders,
-    /// Whether somebody changed a rule.
+    /// Whether a session has changed a rule since the last pass.
     is_woken: bool,
     /// When the last pass over all rules began.
     loaded: Option<Instant>,
-    /// How long after that somebody who changes a rule can have another: many changes must not keep it from sweeping.
+    /// How long after `loaded` a rule change can start another pass: many changes must not prevent sweeping.
     gap: Duration,
-    /// When rules that cannot be swept may be reported again.
+    /// When each rule that cannot be swept may be reported again.
     reported: HashMap<i64, Instant>,
-    /// When a rule with times of its own wants to be looked at before the next pass.
+    /// When a rule with its own schedule must be checked before the next pass.
     early: Option<Instant>,
-    /// When the sweeps of rules that have an interval of their own began.
+    /// When the last complete sweep of each rule began.
     begun: HashMap<i64, Instant>,
-    /// Since when there is no rule.
+    /// Since when the database has had no rules.
     without_rules: Option<Instant>,
     started: Instant,
-    /// Whether it leaves for another database.
+    /// Whether the worker leaves to free its process for another database.
     gives_way: bool,
 }
 
@@ -211,8 +211,8 @@ impl Worker {
         others.map(|at| at.saturating_duration_since(Instant::now())).fold(pass, Duration::min)
     }
 
-    /// Begins a pass if it is time, or if somebody changed a rule: queues the due rules that are not under way. Between
-    /// two passes, only rules with times of their own have theirs.
+    /// Starts a pass if it is time or if a rule was changed: queues the due rules that are not being swept already.
+    /// Between two passes, it queues only rules with a schedule of their own.
     fn load_due_rules(&mut self) {
         let now = Instant::now();
         if self.builders.see_off() {
@@ -266,7 +266,7 @@ impl Worker {
         self.report_next_turn();
     }
 
-    /// Takes down since when there is nothing to do, now or later.
+    /// Records since when there has been nothing to do, now or later.
     fn look_for_rules(&mut self, catalog: &Catalog, none_to_sweep: bool) {
         let has_none = none_to_sweep
             && Scope::Transaction
@@ -283,7 +283,7 @@ impl Worker {
         i64::from(clock_timestamp()) + self.time_to_next_turn().as_micros() as i64
     }
 
-    /// Whether a rule is to be swept now. When it wants to be looked at next is taken down.
+    /// Whether to sweep a rule now. Also records when to check the rule next.
     fn is_time_for(&mut self, rule: &Rule, opening: Option<Opening>, is_pass: bool) -> bool {
         let now = Instant::now();
         let plan = schedule::plan(rule, opening, is_pass, self.begun.get(&rule.id).map(|begun| now - *begun));
@@ -295,8 +295,8 @@ impl Worker {
         plan.is_time
     }
 
-    /// Gives every queued rule a slice; those that need more go to the end of the queue, behind rules that have become
-    /// due meanwhile.
+    /// Gives every queued rule a slice. Rules that need more go to the end of the queue, behind rules that became due
+    /// meanwhile.
     fn give_turns(&mut self) {
         let mut looked_up = Instant::now();
         let mut seen_to = Instant::now();
@@ -321,7 +321,7 @@ impl Worker {
         }
     }
 
-    /// The next that has not to wait, of the owner who had a turn longest ago.
+    /// Returns the next job that is ready, from the owner whose last turn is longest ago.
     fn next_job(&mut self) -> Option<Job> {
         let now = Instant::now();
         let mut first: Option<(usize, Oid, Option<Instant>)> = None;
@@ -357,7 +357,7 @@ impl Worker {
                 self.helpers.hand_over(id, owner.to_u32(), begun);
             }
             Turn::More(sweep, wait) => {
-                // A rule with a backlog, and others waiting: a helper takes it over from where the catalog says it is.
+                // The rule has a backlog and other rules wait: a helper takes over from where the catalog says it is.
                 if wait.is_zero() && !self.queue.is_empty() && self.helpers.have_room() {
                     finish(*sweep, &Ok(Step::Outdated));
                     return self.helpers.hand_over(id, owner.to_u32(), begun);
@@ -368,7 +368,7 @@ impl Worker {
         }
     }
 
-    /// A rule whose sweep was interrupted does not rest, unless it failed.
+    /// Records the end of a sweep. A rule whose sweep was interrupted does not wait for its interval, unless it failed.
     fn end_sweep(&mut self, id: i64, begun: Instant, is_through: bool) {
         if is_through {
             self.begun.insert(id, begun);
@@ -384,16 +384,16 @@ impl Worker {
         }
     }
 
-    /// Whether it has had its process for long enough for another database that waits for one. Then it leaves, and gets in
-    /// line behind it.
+    /// Whether the worker has kept its process long enough while another database waits for one. If so, it leaves and
+    /// queues up behind that database.
     fn is_turn_over(&mut self) -> bool {
         let is_old = self.started.elapsed() >= TURN;
         self.gives_way |= is_old && shmem::somebody_waits() && self.helpers.are_missing() && shmem::make_way();
         self.gives_way
     }
 
-    /// Whether its process is of more use elsewhere. If it has nothing to do, that is so in a database without rules after a
-    /// while, and otherwise where others wait for one.
+    /// Returns why the worker should leave, if its process is of more use elsewhere. An idle worker leaves a database
+    /// without rules after a while, and any database if another one waits for a process.
     fn may_leave(&mut self) -> Option<Leave> {
         if self.gives_way {
             return Some(Leave::Turn { due: self.next_turn() });
@@ -405,11 +405,11 @@ impl Worker {
         if let Some(since) = self.without_rules {
             return (since.elapsed() >= LINGER || shmem::somebody_waits()).then_some(Leave::Resting);
         }
-        // What has to wait for a helper is found again by the next worker.
+        // The next worker finds the rules that wait for a helper again.
         (self.helpers.are_missing() && shmem::make_way()).then(|| Leave::Turn { due: self.next_turn() })
     }
 
-    /// Ends what is under way, at once: helpers may run code that does not end, builders may be waiting for others.
+    /// Ends all work at once: helpers may run code that never ends, and builders may be waiting for other transactions.
     fn leave(&mut self) {
         self.helpers.end_all();
         self.builders.end_all();

@@ -1,4 +1,4 @@
-//! A helper: it sweeps rules of one owner that may run code of that owner, or that have a backlog.
+//! A helper: sweeps rules of one owner that may run that owner's code or that have a backlog.
 
 use super::turn::{Job, Turn, Work, report_broken, take_turn};
 use super::{TURN, start};
@@ -12,17 +12,17 @@ use pgrx::prelude::*;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// How long a helper stays without anything to do: another pass may come soon.
+/// How long an idle helper stays: another pass may come soon.
 const LINGER: Duration = Duration::from_secs(5);
-/// How old it may grow: whatever code of users has left in it that nobody knows of ends with it.
+/// The age at which a helper exits: unknown state that user code left in the process ends with it.
 const LIFE: Duration = Duration::from_secs(60);
 
-/// How many helpers there may be as a rule: with the worker of the database no more than `max_workers`, but always one.
+/// Returns the usual maximum number of helpers: with the database worker at most `max_workers`, but at least one.
 pub fn most() -> usize {
     guc::max_workers().saturating_sub(1).max(1)
 }
 
-/// Starts a helper for rules of an owner in this database.
+/// Starts a helper for an owner's rules in this database.
 pub fn start(owner: u32) -> Option<DynamicBackgroundWorker> {
     start::start("pg_ttl_index helper", "pg_ttl_index_helper_main", owner.into())
 }
@@ -38,7 +38,7 @@ fn run(argument: pg_sys::Datum) {
     shmem::give_back_tasks();
 }
 
-/// Sweeps until there is nothing more to do, or others are to have their turn.
+/// Sweeps until nothing is left to do, or another owner or database needs the process.
 fn help(owner: u32, queue: &mut VecDeque<Job>) {
     let started = Instant::now();
     let mut busy_at = started;
@@ -46,7 +46,7 @@ fn help(owner: u32, queue: &mut VecDeque<Job>) {
     let is_turn_over = || started.elapsed() >= TURN && shmem::somebody_waits();
     loop {
         process::reload_configuration();
-        // Without a worker nobody would see if code of users does not end.
+        // Without a database worker, nothing would notice user code that never ends.
         if !guc::enabled() || !shmem::has_worker(database) {
             return;
         }
@@ -74,13 +74,13 @@ fn help(owner: u32, queue: &mut VecDeque<Job>) {
     }
 }
 
-/// The next job that has not to wait.
+/// Returns the next job that is ready.
 fn next(queue: &mut VecDeque<Job>) -> Option<Job> {
     let place = queue.iter().position(|job| job.not_before <= Instant::now())?;
     queue.remove(place)
 }
 
-/// A rule that this helper was given, as it is now; `None` if it is not to be swept.
+/// Loads the current version of a rule that this helper was given. Returns `None` if the rule must not be swept.
 fn load(rule_id: i64, owner: u32) -> Option<Job> {
     let (catalog, mut rules) = start::load_rules(Some(rule_id)).ok()?;
     let (rule, opening) = rules.pop()?;
@@ -94,7 +94,7 @@ fn load(rule_id: i64, owner: u32) -> Option<Job> {
     }
 }
 
-/// Gives a job its turn. If it has not ended, it goes behind the others.
+/// Gives a job its turn, and queues it again behind the others if it has not ended.
 fn serve(job: Job, queue: &mut VecDeque<Job>) {
     let (rule_id, closes_at) = (job.rule().id, job.closes_at);
     shmem::begin_turn(rule_id, job.rule().version);

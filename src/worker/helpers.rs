@@ -1,4 +1,4 @@
-//! The helpers of a database, as its worker sees them: it starts them, gives them rules, and ends those that do not end.
+//! The helpers of a database: its worker starts them, hands them rules, and terminates those that do not finish.
 
 use super::helper;
 use super::start::has_ended;
@@ -15,33 +15,33 @@ use pgrx::prelude::*;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// What a helper has to react to a timeout or cancel before it is ended.
+/// How long a helper has to react to a timeout or cancel before it is terminated.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long the rules of an owner wait before one more helper than usual is started, if none of those there gives way.
+/// How long an owner's rules wait before one helper more than usual is started, if no running helper gives way.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A helper in a transaction for so long cannot give way.
+/// A helper that has been in a transaction for this long cannot give way.
 const LONG: Duration = Duration::from_secs(1);
-/// How long a transaction of one owner may last while rules of another have no process at all.
+/// How long one owner's transaction may last while another owner's rules have no process at all.
 const LONGEST: Duration = Duration::from_secs(30);
-/// Of the same owner: one may be stuck.
+/// The most helpers of one owner: one may be stuck.
 const MOST_OF_AN_OWNER: usize = 2;
 /// How often the log says that no process is free.
 const SAY_AGAIN: Duration = Duration::from_secs(3600);
 
 #[derive(Default)]
 pub struct Helpers {
-    /// Those that were started, by owner.
+    /// Helpers that were started, with their owners.
     started: Vec<(u32, DynamicBackgroundWorker)>,
-    /// When owners last had one.
+    /// When each owner last got a helper.
     served: HashMap<u32, Instant>,
-    /// Rules that there was no room for in shared memory, each with its owner.
+    /// Rules that are not in shared memory yet, with their owners.
     backlog: Vec<(i64, u32)>,
     /// When the sweeps of rules in the backlog or with a helper began.
     begun: HashMap<i64, Instant>,
     logged: Option<Instant>,
 }
 
-/// A rule that a helper is done with.
+/// A rule that a helper has finished with.
 pub struct Returned {
     pub rule_id: i64,
     pub begun: Option<Instant>,
@@ -49,29 +49,28 @@ pub struct Returned {
 }
 
 impl Helpers {
-    /// Whether a rule is with a helper, or waits for one.
+    /// Whether a rule is with a helper or waits for one.
     pub fn have(&self, rule_id: i64) -> bool {
         self.begun.contains_key(&rule_id)
     }
 
-    /// Whether there is none, whatever there may be to do for one.
+    /// Whether there is no helper, even if rules wait for one.
     pub fn are_missing(&mut self) -> bool {
         self.present().is_empty() && self.coming().is_empty()
     }
 
-    /// Whether a rule that could be swept here may go to a helper.
+    /// Whether a rule that the worker could sweep itself may go to a helper.
     pub fn have_room(&mut self) -> bool {
-        // Without shared memory nobody could see what a helper does.
+        // Without shared memory, the worker could not see what a helper does.
         shmem::is_preloaded() && self.present().len() + self.coming().len() + 1 < guc::max_workers()
     }
 
-    /// Gives a rule to the helpers.
     pub fn hand_over(&mut self, rule_id: i64, owner: u32, begun: Instant) {
         self.begun.insert(rule_id, begun);
         self.backlog.push((rule_id, owner));
     }
 
-    /// Looks after them: to be called often. Returns what they are done with.
+    /// Looks after the helpers; must be called often. Returns the rules they have finished with.
     pub fn see_to(&mut self) -> Vec<Returned> {
         if !shmem::is_preloaded() {
             return Vec::new();
@@ -87,7 +86,7 @@ impl Helpers {
         self.end_overdue();
         self.backlog.retain(|(rule_id, owner)| !shmem::add_task(*owner, *rule_id));
         let tasks = shmem::tasks();
-        // An earlier worker may have given them some.
+        // An earlier worker may have handed out rules.
         for task in &tasks {
             self.begun.entry(task.rule_id).or_insert_with(Instant::now);
         }
@@ -99,7 +98,7 @@ impl Helpers {
         returned
     }
 
-    /// Ends all of them at once, whatever they are doing.
+    /// Terminates all helpers at once, whatever they are doing.
     pub fn end_all(&mut self) {
         for (_, helper) in self.started.drain(..) {
             helper.terminate();
@@ -111,14 +110,14 @@ impl Helpers {
         shmem::forget_wait(process::current_database());
     }
 
-    /// Those at work.
+    /// Returns the slots of the helpers at work.
     fn present(&self) -> Vec<Slot> {
         let database = process::current_database().to_u32();
         let is_helper = |slot: &Slot| slot.database == database && matches!(slot.role, Role::Helper { .. });
         shmem::slots().into_iter().filter(is_helper).collect()
     }
 
-    /// The owners of those that have not begun to work.
+    /// Returns the owners of helpers that were started but have not begun to work.
     fn coming(&mut self) -> Vec<u32> {
         self.started.retain(|(_, helper)| !has_ended(helper));
         let present = self.present();
@@ -128,7 +127,7 @@ impl Helpers {
         self.started.iter().filter(|(_, helper)| is_coming(helper)).map(|(owner, _)| *owner).collect()
     }
 
-    /// A batch has its time. Code of users can catch the cancel that comes then, but not what comes now.
+    /// Terminates helpers with an overdue batch. User code can catch the cancel of a timeout, but not a termination.
     fn end_overdue(&self) {
         let Ok(limit) = u64::try_from(guc::batch_timeout_ms()) else { return };
         if limit == 0 {
@@ -142,7 +141,7 @@ impl Helpers {
         }
     }
 
-    /// Starts helpers for rules that wait, those first whose owner has had none for longest.
+    /// Starts helpers for waiting rules, first for the owner who has been without one for longest.
     fn start_for(&mut self, tasks: &[Task]) {
         let mut owners: Vec<(u32, i64)> = Vec::new();
         for task in tasks.iter().filter(|task| task.is_waiting()) {
@@ -196,7 +195,7 @@ impl Helpers {
     }
 }
 
-/// Ends the helper that has been in its transaction for longest, if that is too long: others have none.
+/// Terminates the helper with the longest-running transaction, if that is too long: other owners have no helper.
 fn end_longest(helpers: &[Slot]) {
     if let Some(slot) = helpers.iter().max_by_key(|slot| busy_for(slot)).filter(|slot| busy_for(slot) >= LONGEST) {
         shmem::doom(slot.pid);
@@ -204,7 +203,7 @@ fn end_longest(helpers: &[Slot]) {
     }
 }
 
-/// How long a process has been in its transaction.
+/// Returns how long a process has been in its transaction.
 fn busy_for(slot: &Slot) -> Duration {
     if slot.busy_since == 0 { Duration::ZERO } else { age(slot.busy_since) }
 }
@@ -213,7 +212,7 @@ fn age(since: i64) -> Duration {
     Duration::from_micros(u64::try_from(i64::from(clock_timestamp()) - since).unwrap_or(0))
 }
 
-/// Writes down that a rule failed whose helper ended while it was at it: so it backs off, as one does that fails.
+/// Records a failure for a rule whose helper ended while sweeping it, so that the rule backs off like any failed rule.
 fn record_loss(rule_id: i64, version: i64, was_doomed: bool) {
     let failure = if was_doomed {
         let message = "the batch took too long, and its worker was terminated";

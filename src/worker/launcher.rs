@@ -1,7 +1,7 @@
-//! The launcher: connected to no database, it keeps one worker in every database that has rules.
+//! The launcher. It connects to no database, and keeps one worker in every database that has rules.
 //!
-//! It looks once into a database that it does not know, one after the other. After that it is told: whoever changes a rule
-//! wakes the worker or, where there is none, the launcher.
+//! It probes unknown databases once, one after the other. After that it relies on being told: a session that changes a
+//! rule wakes the worker or, where there is none, the launcher.
 
 use super::start::has_ended;
 use super::{LIBRARY, database};
@@ -17,22 +17,22 @@ use pgrx::prelude::*;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How soon after a worker's end another may be started: time for a DROP DATABASE that it made way for.
+/// How soon after a worker's exit another may start: leaves time for the DROP DATABASE that it made way for.
 const PAUSE_AFTER_EXIT: Duration = Duration::from_secs(5);
-/// How soon after a worker's start another may be, if one is wanted at once: it may end at once, too.
+/// How soon after a worker's start another may start if one is wanted at once: it may end at once, too.
 const PAUSE_AFTER_START: Duration = Duration::from_secs(1);
-/// How long a database in which there was nothing to do is left alone if nobody says anything. Whoever changes that says so,
-/// but a superuser can also write into the catalog.
+/// How long a database with nothing to do is left alone if no session reports a change. Changes are reported, but a
+/// superuser can also write to the catalog.
 const REST: Duration = Duration::from_secs(3600);
-/// How often the log says of a database that no process is free for it.
+/// How often the log says that no process is free for a database.
 const SAY_AGAIN: Duration = Duration::from_secs(3600);
-/// How often the launcher looks whether a worker is in somebody's way.
+/// How often the launcher checks whether a worker is in another session's way.
 const LOOK_UP: Duration = Duration::from_secs(1);
-/// How long workers have to leave a database that somebody wants to himself before they are ended: he waits 5 seconds.
+/// How long workers have to leave a database that another session wants to itself before they are terminated: that
+/// session waits 5 seconds.
 const TIME_TO_LEAVE: Duration = Duration::from_secs(2);
 
-/// Registers the launcher with the server that is starting. It runs when recovery has ended, on a standby after
-/// promotion.
+/// Registers the launcher while the server starts. It runs once recovery has ended; on a standby, after promotion.
 pub fn register() {
     BackgroundWorkerBuilder::new("pg_ttl_index launcher")
         .set_type("pg_ttl_index launcher")
@@ -43,18 +43,18 @@ pub fn register() {
         .load();
 }
 
-/// What the launcher knows of a database.
+/// A database as the launcher knows it.
 #[derive(Default)]
 struct Known {
     name: String,
     worker: Option<DynamicBackgroundWorker>,
-    /// When a worker is due; `None` if nobody has looked into the database for long.
+    /// When a worker is due; `None` if the database has not been probed yet.
     due: Option<Instant>,
     started: Option<Instant>,
-    /// Why its last worker left, until it is gone.
+    /// Why the last worker left; kept until that worker is gone.
     left: Option<Leave>,
     logged: Option<Instant>,
-    /// Since when somebody wants it to himself.
+    /// Since when another session has wanted the database to itself.
     claimed: Option<Instant>,
 }
 
@@ -75,7 +75,7 @@ fn run(_argument: pg_sys::Datum) {
         if guc::enabled() {
             launcher.start_workers();
         }
-        // A worker's start and exit, and a wake-up, end the wait.
+        // A worker's start or exit, or a wakeup, ends the wait.
         process::idle(launcher.time_to_next_look());
     }
 }
@@ -86,7 +86,7 @@ struct Launcher {
 }
 
 impl Launcher {
-    /// Takes down which databases there are, which workers have ended and why, and who wants one.
+    /// Updates which databases exist, which workers have ended and why, and which databases want a worker.
     fn learn(&mut self, databases: Vec<(Oid, String)>) {
         let now = Instant::now();
         let oids: Vec<Oid> = databases.iter().map(|(oid, _)| *oid).collect();
@@ -112,7 +112,7 @@ impl Launcher {
                 });
             }
         }
-        // After that: what a worker saw before it left may be over when somebody wakes us.
+        // Only after handling exits: a wakeup may be newer than what a worker saw before it left.
         let everybody = shmem::take_launcher_wakeup();
         let wanted = shmem::wanted();
         for (oid, known) in &mut self.known {
@@ -122,8 +122,8 @@ impl Launcher {
         }
     }
 
-    /// Starts workers where they are due: first where one has been waited for longest, then where one was due first, and
-    /// then one to look into a database that nobody has looked into.
+    /// Starts workers that are due: first for the database that has waited longest, then by due time, then one to probe
+    /// an unknown database.
     fn start_workers(&mut self) {
         let now = Instant::now();
         let is_looking =
@@ -146,7 +146,7 @@ impl Launcher {
         }
     }
 
-    /// Whether a worker is there, on its way in or out, or was started by an earlier launcher.
+    /// Whether a worker is running, starting or ending, or was started by an earlier launcher.
     fn has_worker(&self, oid: Oid, known: &Known) -> bool {
         known.worker.is_some() || shmem::has_worker(oid)
     }
@@ -167,7 +167,7 @@ impl Launcher {
         }
     }
 
-    /// Ends workers in a database that somebody wants to himself, if they do not see it by themselves.
+    /// Terminates workers in a database that another session wants to itself, if they do not leave on their own.
     fn clear_the_way(&mut self) {
         let now = Instant::now();
         let workers: Vec<_> = shmem::slots().into_iter().filter(|slot| slot.role != Role::Session).collect();
@@ -186,7 +186,7 @@ impl Launcher {
         let now = Instant::now();
         let dues =
             self.known.iter().filter(|(oid, known)| !self.has_worker(**oid, known)).filter_map(|(_, known)| known.due);
-        // Those that are due already wait for a process.
+        // Databases whose worker is already due wait for a process.
         let next = dues.filter(|due| *due > now).map(|due| due - now).min().unwrap_or(Duration::MAX);
         next.min(look_up).min(guc::naptime())
     }

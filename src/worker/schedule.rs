@@ -1,4 +1,4 @@
-//! When a rule may be swept: its window, and how often.
+//! When a rule may be swept: its window and its interval.
 
 use crate::catalog::Rule;
 use crate::error::TtlError;
@@ -9,25 +9,25 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::datum::datetime_support::clock_timestamp;
 use std::time::Duration;
 
-/// How a window stands, and until when.
+/// Whether a window is open, and until when it stays so.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
     pub is_open: bool,
     pub until: TimestampWithTimeZone,
 }
 
-/// What is to be done about a rule, and when.
+/// The plan for a rule's next sweep.
 pub struct Plan {
-    /// Whether it is to be swept now.
+    /// Whether to sweep the rule now.
     pub is_time: bool,
-    /// How long it is until its next sweep, if it has times of its own.
+    /// Time until the next sweep, if the rule has its own schedule.
     pub next: Option<Duration>,
-    /// How long it is until somebody should look at it again, if that need not wait for the next pass.
+    /// Time until the rule should be checked again without waiting for the next pass.
     pub look: Option<Duration>,
 }
 
-/// Plans the next sweep of a rule, whose last began so long ago in this process. The catalog says when the rule is due; sweeps that found
-/// nothing left no trace there.
+/// Plans the next sweep of a rule. `last` is how long ago its last sweep in this process began: the catalog says when
+/// the rule is due, but sweeps that found nothing leave no trace there.
 pub fn plan(rule: &Rule, opening: Option<Opening>, is_pass: bool, last: Option<Duration>) -> Plan {
     let rested = last.unwrap_or(Duration::MAX);
     let (is_due, rests_for) = (rule.state.is_due, rule.state.rests_for());
@@ -42,18 +42,18 @@ pub fn plan(rule: &Rule, opening: Option<Opening>, is_pass: bool, last: Option<D
         let left = i64::from(closed.until) - i64::from(clock_timestamp());
         next = Some(Duration::from_micros(u64::try_from(left).unwrap_or(0)));
     }
-    // One that failed is tried again when its time comes, and not only with the next pass.
+    // A failed rule is retried when its time comes, not only with the next pass.
     let retry = (!is_due && !rests_for.is_zero()).then_some(rests_for);
     Plan { is_time, next, look: next.or(retry) }
 }
 
-/// How the window of a rule stands now; `None` if it has none.
+/// Returns the current state of a rule's window; `None` if the rule has none.
 pub fn opening_of(rule: &Rule) -> Result<Option<Opening>, TtlError> {
     let window = rule.options.run_window.as_ref();
     window.map(|window| opening(window, &rule.options.time_zone, clock_timestamp())).transpose()
 }
 
-/// How a window stands at an instant. The server knows what time it is then in a zone.
+/// Returns the state of a window at an instant. The server converts the instant to local time.
 pub fn opening(window: &Window, zone: &str, at: TimestampWithTimeZone) -> Result<Opening, TtlError> {
     let zone = window.zone().unwrap_or(zone);
     let local = spi::read(
@@ -64,7 +64,7 @@ pub fn opening(window: &Window, zone: &str, at: TimestampWithTimeZone) -> Result
     )?;
     let (day, second) = local.first().copied().unwrap_or((1, 0));
     let opening = window.at(day.unsigned_abs(), second.unsigned_abs());
-    // An hour that comes twice, or not at all, may lie between: never back in time.
+    // An hour may be repeated or skipped in between: never go back in time.
     let until = spi::read(
         "SELECT greatest((date_trunc('second', $1 AT TIME ZONE $2) + $3 * interval '1 second') AT TIME ZONE $2,
                          date_trunc('second', $1) + interval '1 second')",

@@ -1,4 +1,4 @@
-//! Workers that the worker of a database hires.
+//! Starting the workers that a database worker employs: helpers and builders.
 
 use super::database::may_stay;
 use super::schedule::{self, Opening};
@@ -12,7 +12,7 @@ use pgrx::pg_sys::{Datum, Oid};
 use pgrx::prelude::*;
 use std::ffi::CStr;
 
-/// Starts a worker in this database whose main function has this name; it is told a number. `None` if no process is free.
+/// Starts a worker in this database that runs `function` and receives `number`. Returns `None` if no process is free.
 pub fn start(name: &str, function: &str, number: i64) -> Option<DynamicBackgroundWorker> {
     BackgroundWorkerBuilder::new(name)
         .set_type(TYPE)
@@ -31,7 +31,7 @@ pub fn has_ended(worker: &DynamicBackgroundWorker) -> bool {
     matches!(worker.pid(), Err(BackgroundWorkerStatus::Stopped))
 }
 
-/// Settings that `ALTER DATABASE` or `ALTER ROLE` may have changed, and that decide whether a transaction can sweep.
+/// Settings that `ALTER DATABASE` or `ALTER ROLE` may have changed and that decide whether a transaction can sweep.
 const SETTINGS: [process::Pinned; 10] = [
     (c"default_transaction_read_only", c"off"),
     (c"default_transaction_isolation", c"read committed"),
@@ -41,18 +41,18 @@ const SETTINGS: [process::Pinned; 10] = [
     (c"session_replication_role", c"origin"),
     (c"search_path", c"pg_catalog, pg_temp"),
     (c"plan_cache_mode", c"auto"),
-    // Otherwise the planner looks at the constraints of every table, and calls functions in them.
+    // Otherwise the planner looks at every table's constraints, and calls functions in them.
     (c"constraint_exclusion", c"partition"),
-    // In a deadlock with a user, who drops the extension say, the worker gives way.
+    // In a deadlock with a user's session, such as one that drops the extension, the worker gives way.
     (c"deadlock_timeout", c"50ms"),
 ];
 
-/// Sets the settings of a worker, and its name in `pg_stat_activity`.
+/// Applies a worker's settings, and its name in `pg_stat_activity`.
 pub fn pin_settings(application: &'static CStr) {
     process::pin_settings(SETTINGS.into_iter().chain([(c"application_name", application)]).collect());
 }
 
-/// Connects such a worker, and returns the number it was told; `None` if it is not wanted any more.
+/// Connects a helper or builder, and returns the number it received; `None` if it is no longer wanted.
 pub fn begin(argument: Datum, application: &'static CStr, role: impl FnOnce(i64) -> Role) -> Option<i64> {
     process::attach_signal_handlers();
     let number = BackgroundWorker::get_extra().parse().ok()?;
@@ -61,10 +61,10 @@ pub fn begin(argument: Datum, application: &'static CStr, role: impl FnOnce(i64)
     (may_stay() && shmem::take_slot(role(number)).is_some()).then_some(number)
 }
 
-/// A rule, or why it cannot be swept, and how its window stands.
+/// A rule, or why it cannot be swept, and the state of its window.
 pub type Loaded = (Result<Rule, Broken>, Option<Opening>);
 
-/// The catalog, and the rules in it that workers may sweep; all of them, or one.
+/// Loads the catalog and the rules that workers may sweep: all of them, or one.
 pub fn load_rules(rule_id: Option<i64>) -> Result<(Catalog, Vec<Loaded>), Failure> {
     Scope::Transaction.attempt(|| {
         let catalog = Catalog::open()?;
@@ -79,7 +79,7 @@ pub fn load_rules(rule_id: Option<i64>) -> Result<(Catalog, Vec<Loaded>), Failur
     })
 }
 
-/// A rule with the state of its window. A time zone that is not known any more is the rule's own problem.
+/// Adds the state of its window to a rule. An unknown time zone breaks only that rule.
 fn with_opening(rule: Rule) -> Loaded {
     if rule.options.run_window.is_none() {
         return (Ok(rule), None);

@@ -1,4 +1,4 @@
-//! A rule's turn: how far its sweep goes before the next one has one.
+//! A rule's turn: how far its sweep goes before the next rule has its turn.
 
 use crate::catalog::{Catalog, Initiator, Rule};
 use crate::guc;
@@ -9,28 +9,28 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 use std::time::{Duration, Instant};
 
-/// How long a rule is swept before the next one has its turn.
+/// How long a rule is swept before the next rule has its turn.
 pub const SLICE: Duration = Duration::from_secs(1);
 
 /// A rule in the queue.
 pub struct Job {
     pub work: Work,
-    /// When its window closes.
+    /// When the rule's window closes.
     pub closes_at: Option<TimestampWithTimeZone>,
     pub not_before: Instant,
-    /// When its sweep began.
+    /// When the rule's sweep began.
     pub begun: Option<Instant>,
 }
 
-/// What a turn came to.
+/// The result of a turn.
 pub enum Turn {
-    /// The sweep needs another, and should wait so long for it.
+    /// The sweep needs another turn after this wait.
     More(Box<Sweep>, Duration),
     Ended {
-        /// Whether it did all that it was to do.
+        /// Whether the sweep did all that it had to do.
         is_through: bool,
     },
-    /// What comes next may run code of users, or take long, which is for a helper.
+    /// The next step may run user code or take long, so it needs a helper.
     NeedsHelper,
 }
 
@@ -51,7 +51,7 @@ impl Job {
         }
     }
 
-    /// Ends its sweep, if it has begun.
+    /// Ends the sweep, if it has begun.
     pub fn abandon(self) {
         if let Work::Begun(sweep) = self.work {
             finish(*sweep, &Ok(Step::Outdated));
@@ -59,7 +59,7 @@ impl Job {
     }
 }
 
-/// Sweeps for a slice. An aloof process runs no code of users, nor has it the time to wait for anybody.
+/// Sweeps for one slice. An aloof process neither runs user code nor waits for other sessions.
 pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
     let _hurry = is_aloof.then(Hurry::begin);
     let interrupted = Turn::Ended { is_through: false };
@@ -108,7 +108,7 @@ pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
     Turn::More(sweep, Duration::ZERO)
 }
 
-/// Ends a sweep, and logs an error that the catalog did not have before.
+/// Ends a sweep, and logs its error unless the catalog already has it.
 pub fn finish(sweep: Sweep, end: &Result<Step, Failure>) {
     let (name, known_error) = (sweep.rule.to_string(), sweep.rule.state.last_error.clone());
     if let Err(failure) = end

@@ -1,25 +1,25 @@
-//! What the launcher and the workers of databases tell each other: where a worker is wanted, why one left, and who waits for
-//! a process.
+//! What the launcher and the database workers tell each other: which databases want a worker, why a worker left, and
+//! which databases wait for a process.
 
 use super::{Role, SHMEM, Shared, Slot, is_preloaded, myself, set_latch};
 use pgrx::pg_sys::{self, Oid};
 
-/// Databases that there is something to tell about at the same time. For others the launcher looks everywhere.
+/// How many databases can have entries at the same time. If there are more, the launcher looks into all of them.
 pub(super) const DATABASES: usize = 256;
 
-/// How long a process that was given up for somebody is kept for them before another is.
+/// How long, in microseconds, a process that made way for a database is reserved for it before another one makes way.
 const ANSWER: i64 = 5_000_000;
 
-/// Why a worker left of its own accord.
+/// Why a worker exited of its own accord.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// There is nothing to sweep: no extension, no rule, or sweeping is switched off. Whoever changes that wakes.
+    /// Nothing to sweep: no extension, no rule, or sweeping is off. A session that changes this calls [`wake`].
     Resting,
-    /// Others wait for a process. It has work again at this instant.
+    /// Other databases wait for a process. This one has work again at `due`.
     Turn { due: i64 },
 }
 
-/// What a database waits for a process for.
+/// The kind of process that a database waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum For {
     Worker,
@@ -30,18 +30,18 @@ pub enum For {
 struct Wait {
     since: i64,
     what: For,
-    /// When somebody last made way for it.
+    /// When a process last made way for this database.
     answered_at: i64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Demand {
     database: u32,
-    /// Somebody changed a rule while no worker was there.
+    /// Whether a session changed a rule while there was no worker.
     wanted: bool,
     left: Option<Leave>,
     wait: Option<Wait>,
-    /// Whether the log has told why it cannot be swept.
+    /// Whether the log already says why this database cannot be swept.
     is_told: bool,
 }
 
@@ -56,7 +56,7 @@ fn now() -> i64 {
     unsafe { pg_sys::GetCurrentTimestamp() }
 }
 
-/// Changes the demand of a database; tells whether there was room for it.
+/// Changes the entry of a database; returns `false` if there was no room for it.
 fn change(shared: &mut Shared, database: u32, change: impl FnOnce(&mut Demand)) -> bool {
     let known = shared.demands.iter().position(|demand| demand.database == database);
     let Some(place) = known.or_else(|| shared.demands.iter().position(|demand| demand.database == 0)) else {
@@ -77,7 +77,7 @@ fn want(shared: &mut Shared, database: u32) {
     }
 }
 
-/// Wakes the worker of this database, or else the launcher, which then starts one. One that is just leaving passes it on.
+/// Wakes the worker of this database, or the launcher to start one. A worker that is just exiting passes it on.
 pub fn wake() {
     if !is_preloaded() {
         return;
@@ -99,8 +99,8 @@ pub fn wake() {
     set_latch(pid);
 }
 
-/// Takes down that a worker of this database has started. What is changed from now on it sees, or is told of anew: so this is
-/// to be called before it looks at anything.
+/// Records that a worker of this database has started. The worker sees all earlier changes and is woken for later ones,
+/// so call this before it looks at anything.
 pub fn worker_begins() {
     if is_preloaded() {
         let (_, database) = myself();
@@ -108,7 +108,7 @@ pub fn worker_begins() {
     }
 }
 
-/// What becomes of the demand of a database when its worker exits, in whatever way.
+/// Updates a database's entry when its worker exits, for whatever reason.
 pub(super) fn worker_leaves(shared: &mut Shared, slot: &Slot) {
     if slot.woken {
         want(shared, slot.database);
@@ -117,7 +117,7 @@ pub(super) fn worker_leaves(shared: &mut Shared, slot: &Slot) {
     super::tasks::drop_waiting(shared, slot.database);
 }
 
-/// Takes down that the log tells why this database cannot be swept; returns `false` if it did before.
+/// Records that the log says why this database cannot be swept; returns `false` if it already did.
 pub fn tell_once() -> bool {
     let (_, database) = myself();
     let mut is_news = true;
@@ -127,7 +127,7 @@ pub fn tell_once() -> bool {
     is_news
 }
 
-/// Takes down that it can be.
+/// Records that this database can be swept again.
 pub fn forget_told() {
     let (_, database) = myself();
     if is_preloaded() && SHMEM.share().demands.iter().any(|demand| demand.database == database && demand.is_told) {
@@ -135,7 +135,7 @@ pub fn forget_told() {
     }
 }
 
-/// Tells the launcher why the worker of this database is about to leave.
+/// Tells the launcher why the worker of this database is about to exit.
 pub fn report_leave(leave: Leave) {
     if is_preloaded() {
         let (_, database) = myself();
@@ -143,7 +143,7 @@ pub fn report_leave(leave: Leave) {
     }
 }
 
-/// Why workers have left since the last call, by database.
+/// Returns why workers have exited since the last call, by database.
 pub fn take_leaves() -> Vec<(Oid, Leave)> {
     let mut shared = SHMEM.exclusive();
     let mut left = Vec::new();
@@ -156,13 +156,13 @@ pub fn take_leaves() -> Vec<(Oid, Leave)> {
     left
 }
 
-/// The databases that want a worker at once.
+/// The databases that want a worker immediately.
 pub fn wanted() -> Vec<Oid> {
     let shared = SHMEM.share();
     shared.demands.iter().filter(|demand| demand.wanted).map(|demand| Oid::from(demand.database)).collect()
 }
 
-/// Forgets what was said of databases that are not there any more.
+/// Removes entries and tasks of databases that no longer exist.
 pub fn forget_databases_but(databases: &[Oid]) {
     let mut shared = SHMEM.exclusive();
     let is_there = |database: u32| databases.contains(&Oid::from(database));
@@ -174,21 +174,21 @@ pub fn forget_databases_but(databases: &[Oid]) {
     }
 }
 
-/// Shows that a database could not get a process.
+/// Records that a database could not get a process.
 pub fn wait_for_process(database: Oid, what: For) {
     change(&mut SHMEM.exclusive(), database.to_u32(), |demand| {
         demand.wait.get_or_insert(Wait { since: now(), what, answered_at: 0 });
     });
 }
 
-/// Shows that it has one, or wants it no more.
+/// Records that a database has got its process or no longer wants it.
 pub fn forget_wait(database: Oid) {
     if is_preloaded() && waits(database).is_some() {
         change(&mut SHMEM.exclusive(), database.to_u32(), |demand| demand.wait = None);
     }
 }
 
-/// What a database waits for a process for.
+/// The kind of process that a database waits for, if any.
 pub fn waits(database: Oid) -> Option<For> {
     is_preloaded().then_some(())?;
     let shared = SHMEM.share();
@@ -219,18 +219,18 @@ fn has_waits(counts: impl Fn(&Demand) -> bool) -> bool {
     is_preloaded() && SHMEM.share().demands.iter().any(|demand| demand.wait.is_some() && counts(demand))
 }
 
-/// Whether this process should leave for another database that waits for one. For each that waits, one at a time does.
+/// Whether this process should exit for another database that waits for one. One process at a time exits for each.
 pub fn make_way() -> bool {
     let (_, database) = myself();
     answer_wait(|demand| demand.database != database)
 }
 
-/// Whether a builder should end for any database that waits for a process, its own included.
+/// Whether a builder should exit for any database that waits for a process, its own included.
 pub fn make_way_of_builder() -> bool {
     answer_wait(|_| true)
 }
 
-/// Takes down that somebody makes way for the one that has waited longest, if nobody has.
+/// Records that a process makes way for the database that has waited longest, unless one already has.
 fn answer_wait(counts: impl Fn(&Demand) -> bool) -> bool {
     if !has_waits(&counts) {
         return false;

@@ -1,4 +1,4 @@
-//! Shared memory: which processes sweep, and how far they are. There is some only if the library was preloaded.
+//! Shared memory: which processes sweep, and their progress. It exists only if the library was preloaded.
 
 mod demand;
 mod progress;
@@ -27,21 +27,21 @@ const SLOTS: usize = 128;
 const SWEEPS: usize = 256;
 const DUES: usize = 256;
 
-/// What a process with a slot is.
+/// The role of a process with a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// The one worker that decides when the rules of its database are swept.
     #[default]
     Database,
-    /// A worker for the rules of one owner that may run code of that owner.
+    /// A worker for rules of one owner that may run the owner's code.
     Helper { owner: u32 },
-    /// A worker that makes the index of one rule.
+    /// A worker that builds the index of one rule.
     Builder,
     /// A session in which a user asked for a sweep.
     Session,
 }
 
-/// When a rule that has times of its own is due.
+/// When a rule with its own schedule is due.
 #[derive(Clone, Copy, Debug, Default)]
 struct Due {
     database: u32,
@@ -49,7 +49,7 @@ struct Due {
     at: i64,
 }
 
-/// The instants, in microseconds, up to which what all sweeps have done is paid for at the rates that settings allow.
+/// The instants, in microseconds, until which the work of all sweeps is paid for at the configured rates.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Paid {
     pub rows: i64,
@@ -61,15 +61,14 @@ pub struct Slot {
     pub pid: i32,
     pub database: u32,
     pub role: Role,
-    /// Somebody changed a rule: do not wait for the next pass.
+    /// A session changed a rule: do not wait for the next pass.
     woken: bool,
-    /// When the next pass is due.
     pub next_pass: i64,
-    /// The rule at hand and its version, in a helper.
+    /// In a helper, the current rule and its version.
     turn: Option<(i64, i64)>,
-    /// When the transaction at hand began; 0 between two.
+    /// When the current transaction began; 0 between transactions.
     pub busy_since: i64,
-    /// Whether it was told to end because it took too long.
+    /// Whether it was told to exit because it took too long.
     is_doomed: bool,
 }
 
@@ -78,7 +77,7 @@ struct Shared {
     launcher: i32,
     launcher_woken: bool,
     slots: [Slot; SLOTS],
-    /// The sweeps under way; those without a process are free.
+    /// The running sweeps; entries without a process are free.
     sweeps: [Progress; SWEEPS],
     paid: Paid,
     dues: [Due; DUES],
@@ -110,7 +109,7 @@ static PRELOADED: OnceCell<()> = OnceCell::new();
 /// Set once this process has arranged to clear its slot when it exits.
 static LEAVING: OnceCell<()> = OnceCell::new();
 
-/// Asks for the shared memory. To be called while the server preloads libraries.
+/// Requests the shared memory. Call while the server preloads libraries.
 pub fn init() {
     pg_shmem_init!(SHMEM);
     let _ = PRELOADED.set(());
@@ -120,8 +119,8 @@ pub fn is_preloaded() -> bool {
     PRELOADED.get().is_some()
 }
 
-/// Takes a slot for this process until it exits. `None` if there is a worker for the database already, or no slot is
-/// free; `Some` without shared memory too.
+/// Takes a slot for this process until it exits. Returns `None` if no slot is free, or if the process would be the
+/// second worker of its database. Without shared memory, returns `Some`.
 pub fn take_slot(role: Role) -> Option<()> {
     if !is_preloaded() {
         return Some(());
@@ -132,12 +131,12 @@ pub fn take_slot(role: Role) -> Option<()> {
     if role == Role::Database
         && let Some(other) = shared.slots.iter_mut().find(is_there)
     {
-        // It may be about to leave: then it passes this on to the launcher.
+        // The other worker may be about to exit: then it passes the wakeup on to the launcher.
         other.woken = true;
         return None;
     }
     if !shared.slots.iter().any(|slot| slot.pid == pid) {
-        // Sessions can do without: users are not to keep workers from having one.
+        // Sessions can do without a slot: they must not take the slots that workers need.
         let are_few = || shared.slots.iter().filter(|slot| slot.pid == 0).count() <= SLOTS / 2;
         if role == Role::Session && are_few() {
             return None;
@@ -147,7 +146,7 @@ pub fn take_slot(role: Role) -> Option<()> {
         let launcher = shared.launcher;
         drop(shared);
         // SAFETY: the callback takes no argument and touches shared memory that outlives every process. It also runs
-        // when the process is told to die; when it is killed, the server starts over with a new shared.
+        // when the process is terminated; if it is killed, the server restarts with new shared memory.
         LEAVING.get_or_init(|| unsafe { pg_sys::before_shmem_exit(Some(leave), pg_sys::Datum::from(0)) });
         if role == Role::Database {
             forget_wait(Oid::from(database));
@@ -194,15 +193,15 @@ fn myself() -> (i32, u32) {
     unsafe { (pg_sys::MyProcPid, pg_sys::MyDatabaseId.to_u32()) }
 }
 
-/// The process that is the worker of a database, or 0.
+/// Returns the PID of a database's worker, or 0.
 fn worker_of(shared: &Shared, database: u32) -> i32 {
     let is_it = |slot: &&Slot| slot.pid != 0 && slot.database == database && slot.role == Role::Database;
     shared.slots.iter().find(is_it).map_or(0, |slot| slot.pid)
 }
 
 fn set_latch(pid: i32) {
-    // SAFETY: a process entry stays in place when its process exits; setting the latch of another that took it over
-    // does no harm.
+    // SAFETY: a process entry stays in place when its process exits; setting the latch of a process that reuses it does
+    // no harm.
     unsafe {
         let process = if pid == 0 { std::ptr::null_mut() } else { pg_sys::BackendPidGetProc(pid) };
         if !process.is_null() {
@@ -233,16 +232,16 @@ fn with_own_slot<T>(change: impl FnOnce(&mut Slot) -> T) -> Option<T> {
 }
 
 thread_local! {
-    /// Without shared memory every process keeps its own account.
+    /// The account of this process, used without shared memory.
     static OWN_PAID: Cell<Paid> = const { Cell::new(Paid { rows: 0, wal: 0 }) };
 }
 
-/// How long what was done is still to be paid for.
+/// Until when past work is still being paid for.
 pub fn paid() -> Paid {
     if is_preloaded() { SHMEM.share().paid } else { OWN_PAID.get() }
 }
 
-/// Pays for a batch before it begins, if what was done before is paid for; tells whether it is.
+/// If past work is paid for, pays for a batch before it begins. Returns whether it did.
 pub fn pay_in_advance(now: i64, rows: i64) -> bool {
     let pay = |paid: &mut Paid| {
         let is_free = paid.rows <= now;
@@ -260,7 +259,7 @@ pub fn pay_in_advance(now: i64, rows: i64) -> bool {
     is_free
 }
 
-/// Adds to that what a batch cost, in microseconds from `now` on.
+/// Adds the cost of a batch, in microseconds from `now` on.
 pub fn pay(now: i64, rows: i64, wal: i64) {
     let add = |paid: Paid| Paid { rows: paid.rows.max(now) + rows, wal: paid.wal.max(now) + wal };
     if is_preloaded() {
@@ -271,7 +270,7 @@ pub fn pay(now: i64, rows: i64, wal: i64) {
     }
 }
 
-/// Runs `work` with a slot for a sweep in a user's session, which is given back however it ends.
+/// Runs `work` with a slot for a sweep in a user's session; releases the slot however `work` ends.
 pub fn with_session_slot<T>(work: impl FnOnce() -> T) -> T {
     take_slot(Role::Session);
     let work = AssertUnwindSafe(work);
@@ -291,7 +290,7 @@ pub fn with_session_slot<T>(work: impl FnOnce() -> T) -> T {
     .execute()
 }
 
-/// Shows when a rule is due next, if there is room.
+/// Publishes when a rule is due next, if there is room.
 pub fn report_due(rule_id: i64, at: i64) {
     if !is_preloaded() {
         return;
@@ -299,7 +298,7 @@ pub fn report_due(rule_id: i64, at: i64) {
     let (_, database) = myself();
     let mut shared = SHMEM.exclusive();
     let is_it = |due: &Due| due.database == database && due.rule_id == rule_id;
-    // What is long over is of rules that are gone.
+    // Entries that are long past belong to dropped rules.
     let is_over = |due: &Due| due.at < at - 24 * 3600 * 1_000_000;
     let place = shared.dues.iter().position(is_it).or_else(|| shared.dues.iter().position(is_over));
     if let Some(place) = place {
@@ -307,7 +306,7 @@ pub fn report_due(rule_id: i64, at: i64) {
     }
 }
 
-/// When a rule of this database is due next, if it has times of its own.
+/// When a rule of this database is due next, if it has its own schedule.
 pub fn due(rule_id: i64) -> Option<i64> {
     let (_, database) = myself();
     let is_it = |due: &&Due| due.database == database && due.rule_id == rule_id;
@@ -318,12 +317,12 @@ pub fn report_next_pass(at: i64) {
     with_own_slot(|slot| slot.next_pass = at);
 }
 
-/// Whether somebody woke this process since the last call.
+/// Whether this process was woken since the last call.
 pub fn take_wakeup() -> bool {
     with_own_slot(|slot| std::mem::take(&mut slot.woken)).unwrap_or_default()
 }
 
-/// Whether somebody woke the launcher since the last call without there being room to say for which database.
+/// Whether the launcher was woken since the last call for a database that there was no room to record.
 pub fn take_launcher_wakeup() -> bool {
     std::mem::take(&mut SHMEM.exclusive().launcher_woken)
 }

@@ -1,4 +1,4 @@
-//! The sweeps under way, and the indexes being made, as users see them.
+//! The running sweeps and index builds, as shown to users.
 
 use super::{SHMEM, Shared, is_preloaded, myself};
 use crate::pg::process;
@@ -25,32 +25,32 @@ impl Hold {
     }
 }
 
-/// A sweep under way.
+/// A running sweep or index build.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
     pub pid: i32,
     pub database: u32,
     pub rule_id: i64,
-    /// The leaf at hand.
+    /// The current leaf.
     pub relid: u32,
     pub rows: i64,
     pub batches: i64,
-    /// Expired rows at the start, as the planner guessed; 0 if it did not.
+    /// The planner's estimate of expired rows at the start; 0 if there is none.
     pub estimate: i64,
     pub started_at: i64,
     pub hold: Option<Hold>,
-    /// Whether it is no sweep, but the making of an index.
+    /// Whether this is an index build and not a sweep.
     pub is_building: bool,
 }
 
-/// Shows how far a sweep of this process is. Where there is no room for another, it is not shown.
+/// Publishes the progress of a sweep of this process, if there is room.
 pub fn report(progress: Progress) {
     if is_preloaded() {
         show(&mut SHMEM.exclusive(), progress);
     }
 }
 
-/// Makes this process the one that makes the index of a rule, until it ends, if no other is and there is room to show it.
+/// Claims the index build of a rule until this process exits; `false` if it is taken or there is no room to show it.
 pub fn claim_building(progress: Progress) -> bool {
     if !is_preloaded() {
         return true;
@@ -73,7 +73,7 @@ fn show(shared: &mut Shared, progress: Progress) -> bool {
     place.is_some()
 }
 
-/// Has the processes that are making indexes of a table in this database exit.
+/// Terminates the processes that build indexes on a table of this database.
 pub fn end_builders_on(relid: Oid) {
     if !is_preloaded() {
         return;
@@ -82,13 +82,13 @@ pub fn end_builders_on(relid: Oid) {
     let is_one = |sweep: &&Progress| {
         sweep.pid != 0 && sweep.is_building && sweep.database == database && sweep.relid == relid.to_u32()
     };
-    // A process takes its work off the shared before it exits, and needs the lock for that: while we hold it, the process is
-    // still there, and at that work.
+    // A process removes its entry before it exits, and needs the lock for that. While we hold the lock, the process
+    // still exists and is still building.
     let shared = SHMEM.share();
     shared.sweeps.iter().filter(is_one).for_each(|sweep| process::terminate(sweep.pid));
 }
 
-/// Shows no more of a sweep of this process.
+/// Removes the entry of a sweep of this process.
 pub fn report_end(rule_id: i64) {
     if !is_preloaded() {
         return;
@@ -99,7 +99,7 @@ pub fn report_end(rule_id: i64) {
     }
 }
 
-/// The sweeps under way.
+/// The running sweeps and index builds.
 pub fn sweeps() -> Vec<Progress> {
     if !is_preloaded() {
         return Vec::new();

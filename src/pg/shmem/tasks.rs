@@ -1,11 +1,11 @@
-//! Rules that may run code of their owners: the worker of a database puts them here, and helpers take them, each those of its
-//! own owner.
+//! The queue of rules that may run their owners' code: the database worker adds them, and each helper takes those of
+//! its own owner.
 
 use super::{Role, SHMEM, SLOTS, Shared, Slot, is_preloaded, myself, set_latch, with_own_slot};
 use pgrx::pg_sys;
 
 pub(super) const TASKS: usize = 512;
-/// Of one owner in one database, so that there is room for others.
+/// The limit for one owner in one database, so that there is room for other owners.
 const TASKS_OF_AN_OWNER: usize = 16;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,9 +20,9 @@ enum State {
 /// How the sweep of a task ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The helper has written down what became of it. `is_through` if it did all that it was to do.
+    /// The helper has recorded the result. `is_through` tells whether it finished all the work.
     Swept { is_through: bool },
-    /// The helper ended while it was at this version of the rule; told so because it took too long, or not.
+    /// The helper exited at this version of the rule; `was_doomed` if it was told to because it took too long.
     Lost { version: i64, was_doomed: bool },
 }
 
@@ -31,7 +31,7 @@ pub struct Task {
     pub(super) database: u32,
     pub owner: u32,
     pub rule_id: i64,
-    /// The helper that has it.
+    /// The helper that has taken the task.
     pid: i32,
     pub queued_at: i64,
     state: State,
@@ -48,7 +48,7 @@ fn now() -> i64 {
     unsafe { pg_sys::GetCurrentTimestamp() }
 }
 
-/// Puts a rule of this database into the queue, and wakes helpers of its owner. Tells whether there was room for it.
+/// Queues a rule of this database and wakes its owner's helpers. Returns `false` if there was no room.
 pub fn add_task(owner: u32, rule_id: i64) -> bool {
     let (_, database) = myself();
     let mut shared = SHMEM.exclusive();
@@ -68,7 +68,7 @@ pub fn add_task(owner: u32, rule_id: i64) -> bool {
     true
 }
 
-/// The rules of this database that are in the queue or with a helper.
+/// The rules of this database that are queued or taken by a helper.
 pub fn tasks() -> Vec<Task> {
     if !is_preloaded() {
         return Vec::new();
@@ -77,7 +77,7 @@ pub fn tasks() -> Vec<Task> {
     SHMEM.share().tasks.iter().filter(|task| task.database == database).copied().collect()
 }
 
-/// How tasks of this database have ended since the last call.
+/// Returns how tasks of this database have ended since the last call.
 pub fn take_ended_tasks() -> Vec<(i64, End)> {
     if !is_preloaded() {
         return Vec::new();
@@ -93,7 +93,7 @@ pub fn take_ended_tasks() -> Vec<(i64, End)> {
     ended
 }
 
-/// Empties the queue of this database. What helpers have is not in it any more either.
+/// Empties the queue of this database, including tasks that helpers have taken.
 pub fn drop_tasks() {
     if is_preloaded() {
         let (_, database) = myself();
@@ -103,14 +103,14 @@ pub fn drop_tasks() {
     }
 }
 
-/// Without a worker nobody starts a helper for what waits. The next worker finds it by itself.
+/// Removes waiting tasks: without a worker no helper is started for them. The next worker finds their rules by itself.
 pub(super) fn drop_waiting(shared: &mut Shared, database: u32) {
     for task in shared.tasks.iter_mut().filter(|task| task.database == database && task.is_waiting()) {
         *task = Task::default();
     }
 }
 
-/// What becomes of the tasks of a helper that exits with them: the one at hand may have been the reason.
+/// Requeues the tasks of a helper that has exited. The current one may be the reason, and ends as lost.
 pub(super) fn orphan_tasks(shared: &mut Shared, slot: &Slot) {
     for task in shared.tasks.iter_mut().filter(|task| task.pid == slot.pid && task.state == State::Taken) {
         task.pid = 0;
@@ -123,7 +123,7 @@ pub(super) fn orphan_tasks(shared: &mut Shared, slot: &Slot) {
     }
 }
 
-/// The owner that this process helps, if it is a helper.
+/// The owner whose rules this process sweeps, if it is a helper.
 fn own_owner(shared: &Shared) -> Option<u32> {
     let (pid, _) = myself();
     shared.slots.iter().find(|slot| slot.pid == pid).and_then(|slot| match slot.role {
@@ -132,7 +132,7 @@ fn own_owner(shared: &Shared) -> Option<u32> {
     })
 }
 
-/// Takes the rule that has waited longest of those that this helper is for.
+/// Takes the rule that has waited longest among those of this helper's owner.
 pub fn take_task() -> Option<i64> {
     let (pid, database) = myself();
     let mut shared = SHMEM.exclusive();
@@ -143,7 +143,7 @@ pub fn take_task() -> Option<i64> {
     Some(task.rule_id)
 }
 
-/// Tells the worker of the database that this helper is done with a rule.
+/// Tells the database worker that this helper is done with a rule.
 pub fn end_task(rule_id: i64, is_through: bool) {
     let (pid, database) = myself();
     let mut shared = SHMEM.exclusive();
@@ -155,7 +155,7 @@ pub fn end_task(rule_id: i64, is_through: bool) {
     set_latch(worker);
 }
 
-/// Puts what this helper has not ended back into the queue, at its end.
+/// Returns this helper's unfinished tasks to the end of the queue.
 pub fn give_back_tasks() {
     let (pid, _) = myself();
     for task in SHMEM.exclusive().tasks.iter_mut().filter(|task| task.pid == pid && task.state == State::Taken) {
@@ -163,7 +163,7 @@ pub fn give_back_tasks() {
     }
 }
 
-/// Whether this helper is one of as many as there may be, and rules of an owner that has none wait.
+/// Whether there are already `most` helpers while rules of an owner without a helper wait.
 pub fn is_in_the_way(most: usize) -> bool {
     let (_, database) = myself();
     let shared = SHMEM.share();
@@ -176,7 +176,7 @@ pub fn is_in_the_way(most: usize) -> bool {
     helpers.len() >= most && shared.tasks.iter().any(is_without)
 }
 
-/// Shows which rule, in which version, this process is at.
+/// Publishes the rule, and its version, that this process works on.
 pub fn begin_turn(rule_id: i64, version: i64) {
     with_own_slot(|slot| slot.turn = Some((rule_id, version)));
 }
@@ -185,12 +185,12 @@ pub fn end_turn() {
     with_own_slot(|slot| slot.turn = None);
 }
 
-/// Shows whether this process is in a transaction, and since when.
+/// Publishes whether this process is in a transaction, and since when.
 pub fn report_busy(is_busy: bool) {
     with_own_slot(|slot| slot.busy_since = if is_busy { now() } else { 0 });
 }
 
-/// Takes down that a helper was told to end because it took too long.
+/// Records that a helper was told to exit because it took too long.
 pub fn doom(pid: i32) {
     for slot in SHMEM.exclusive().slots.iter_mut().filter(|slot| slot.pid == pid) {
         slot.is_doomed = true;
