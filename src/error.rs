@@ -85,8 +85,6 @@ pub enum TtlError {
     HiddenPart(String),
     #[error("{} key value violates {} constraint \"{constraint}\"", if *is_exclusion { "conflicting" } else { "duplicate" }, if *is_exclusion { "exclusion" } else { "unique" })]
     HiddenKey { constraint: String, is_exclusion: bool },
-    #[error("could not determine which collation to use for string comparison")]
-    NoCollation,
     #[error("permission denied: the TTL rule on table {0} runs code of the table's owner")]
     OwnersCode(String),
     #[error("could not serialize access due to a row that expired concurrently")]
@@ -252,7 +250,6 @@ impl TtlError {
             | Self::InfiniteInstant => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Self::HiddenKey { is_exclusion: true, .. } => Code::ERRCODE_EXCLUSION_VIOLATION,
             Self::HiddenKey { .. } | Self::HiddenConflict => Code::ERRCODE_UNIQUE_VIOLATION,
-            Self::NoCollation => Code::ERRCODE_INDETERMINATE_COLLATION,
             Self::ExpiredMeanwhile => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
             Self::UnknownTable(_) | Self::RestoredTableMissing => Code::ERRCODE_UNDEFINED_TABLE,
             Self::UnknownFunction(_) => Code::ERRCODE_UNDEFINED_FUNCTION,
@@ -417,7 +414,6 @@ impl TtlError {
             Self::HiddenByCode => {
                 Some("They run in every query of the table, with the rights and the settings of whoever asks.".into())
             }
-            Self::NoCollation => Some("Use the COLLATE clause to set the collation explicitly.".into()),
             Self::OwnersCode(_) => Some(
                 "Only the owner and superusers can ask for one row where a filter or expression calls functions of users.".into(),
             ),

@@ -322,6 +322,7 @@ unsafe extern "C-unwind" fn forget_count(state: *mut pg_sys::PlanState, context:
                 (instrument.tuplecount, instrument.ntuples) = (0.0, 0.0);
             }
         }
+        (*state).worker_instrument = ptr::null_mut();
         if (*state).type_ == pg_sys::NodeTag::T_BitmapHeapScanState {
             compat::forget_pages(&mut *state.cast());
         }

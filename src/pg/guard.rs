@@ -2,7 +2,9 @@
 
 use super::condition::Condition;
 use super::expression::elements;
-use pgrx::pg_sys;
+use pgrx::pg_sys::{self, Oid};
+use pgrx::prelude::*;
+use std::ffi::c_void;
 use std::ptr;
 use std::rc::Rc;
 
@@ -37,7 +39,8 @@ pub(super) unsafe fn add(query: *mut pg_sys::Query, conditions: &[(i32, Rc<Condi
 ///
 /// PostgreSQL orders the quals of a scan by security level and then by cost. A qual that gets nothing from a row counts
 /// as leakproof and may come first if it is cheap: `1 / $2`, a user's function, a subquery. Whether it is called, or
-/// fails, would reveal whether there is a row. So the condition is given a cost below all others.
+/// fails, would reveal whether there is a row. So the condition gets the lowest level and a cost
+/// below all others.
 ///
 /// # Safety
 /// Called while the relation at this index is planned.
@@ -47,17 +50,97 @@ pub(super) unsafe fn check_first(
     index: i32,
     condition: &Condition,
 ) {
-    // SAFETY: as promised by the caller. The condition is simplified as PostgreSQL has simplified the one in the query.
+    // SAFETY: as promised by the caller.
     unsafe {
-        let clause = pg_sys::eval_const_expressions(root, condition.for_relation(index).cast());
-        let clause = pg_sys::canonicalize_qual(clause.cast(), false);
-        let clauses = pg_sys::make_ands_implicit(clause);
+        let clauses = simplified(root, condition, index);
         for cell in elements((*relation).baserestrictinfo) {
             let restriction = &mut *cell.ptr_value.cast::<pg_sys::RestrictInfo>();
             if pg_sys::list_member(clauses, restriction.clause.cast()) {
+                restriction.security_level = 0;
                 restriction.eval_cost = pg_sys::QualCost { startup: 0.0, per_tuple: -1.0 };
             }
         }
+    }
+}
+
+/// Makes the scans of a finished plan check conditions before they recheck what an index has found, where that calls a
+/// user's function: `id = f(4)` in a hash index or in a lossy bitmap calls it once for each row, hidden or not.
+///
+/// # Safety
+/// `plan` is a node of a plan with this range table, or null.
+pub(super) unsafe fn check_first_in_rechecks(
+    plan: *mut pg_sys::Plan,
+    entries: &[pg_sys::ListCell],
+    condition_of: &dyn Fn(Oid) -> Option<Rc<Condition>>,
+) {
+    // SAFETY: the casts follow the node's tag; a scan has its relation in the range table.
+    unsafe {
+        if plan.is_null() {
+            return;
+        }
+        let recheck: *mut *mut pg_sys::List = match (*plan).type_ {
+            pg_sys::NodeTag::T_IndexScan => &raw mut (*plan.cast::<pg_sys::IndexScan>()).indexqualorig,
+            pg_sys::NodeTag::T_BitmapHeapScan => &raw mut (*plan.cast::<pg_sys::BitmapHeapScan>()).bitmapqualorig,
+            _ => ptr::null_mut(),
+        };
+        if !recheck.is_null() && calls_user_function((*recheck).cast(), ptr::null_mut()) {
+            let index = (*plan.cast::<pg_sys::Scan>()).scanrelid;
+            let entry = entries[index as usize - 1].ptr_value.cast::<pg_sys::RangeTblEntry>();
+            if let Some(condition) = condition_of((*entry).relid) {
+                let mut first = ptr::null_mut();
+                for clause in elements(simplified(ptr::null_mut(), &condition, index as i32)) {
+                    // Queries of the engine do not have it.
+                    let is_there =
+                        [(*plan).qual, *recheck].iter().any(|quals| pg_sys::list_member(*quals, clause.ptr_value));
+                    if is_there {
+                        first = pg_sys::lappend(first, clause.ptr_value);
+                    }
+                }
+                *recheck = pg_sys::list_concat(first, *recheck);
+            }
+        }
+        let others = match (*plan).type_ {
+            pg_sys::NodeTag::T_Append => (*plan.cast::<pg_sys::Append>()).appendplans,
+            pg_sys::NodeTag::T_MergeAppend => (*plan.cast::<pg_sys::MergeAppend>()).mergeplans,
+            pg_sys::NodeTag::T_CustomScan => (*plan.cast::<pg_sys::CustomScan>()).custom_plans,
+            _ => ptr::null_mut(),
+        };
+        let subplan = match (*plan).type_ {
+            pg_sys::NodeTag::T_SubqueryScan => (*plan.cast::<pg_sys::SubqueryScan>()).subplan,
+            _ => ptr::null_mut(),
+        };
+        let others = elements(others).iter().map(|cell| cell.ptr_value.cast());
+        for below in others.chain([subplan, (*plan).lefttree, (*plan).righttree]) {
+            check_first_in_rechecks(below, entries, condition_of);
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn calls_user_function(node: *mut pg_sys::Node, state: *mut c_void) -> bool {
+    // SAFETY: null or part of an expression.
+    unsafe {
+        !node.is_null()
+            && (pg_sys::check_functions_in_node(node, Some(is_user_function), state)
+                || pg_sys::expression_tree_walker(node, Some(calls_user_function), state))
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn is_user_function(function: Oid, _state: *mut c_void) -> bool {
+    function.to_u32() >= pg_sys::FirstNormalObjectId
+}
+
+/// Returns the clauses of a condition on the relation at this index, simplified as PostgreSQL simplifies those of a
+/// query.
+///
+/// # Safety
+/// Called while a query is planned, by `root` or to the end.
+unsafe fn simplified(root: *mut pg_sys::PlannerInfo, condition: &Condition, index: i32) -> *mut pg_sys::List {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let clause = pg_sys::eval_const_expressions(root, condition.for_relation(index).cast());
+        pg_sys::make_ands_implicit(pg_sys::canonicalize_qual(clause.cast(), false))
     }
 }
 

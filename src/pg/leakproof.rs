@@ -2,7 +2,6 @@
 
 use super::expression::elements;
 use super::harmless::is_own_type;
-use crate::error::TtlError;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 use std::ffi::c_void;
@@ -118,12 +117,11 @@ const ANYENUM: u32 = 3500;
 unsafe fn operator_may_tell(operator: Oid, arguments: *mut pg_sys::List, collation: Oid) -> bool {
     // SAFETY: looks into the catalog caches; the arguments are nodes.
     unsafe {
-        // Without a known collation, a comparison fails on the first value. PostgreSQL still marks it leakproof and
-        // evaluates it before everything else. So raise the error at once, whatever rows there are.
+        // Without a known collation, a comparison fails, although PostgreSQL marks it leakproof.
         let is_collatable =
             |cell: &pg_sys::ListCell| pg_sys::type_is_collatable(pg_sys::exprType(cell.ptr_value.cast()));
         if collation == pg_sys::InvalidOid && elements(arguments).iter().any(is_collatable) {
-            TtlError::NoCollation.raise();
+            return true;
         }
         if LIKE.contains(&operator.to_u32()) && !pg_sys::get_collation_isdeterministic(collation) {
             return true;

@@ -4,7 +4,7 @@ use super::citus;
 use super::compat;
 use super::condition::Condition;
 use super::expression::elements;
-use super::guard::{add, check_first};
+use super::guard::{add, check_first, check_first_in_rechecks};
 use super::identity;
 use super::leakproof::query_may_tell;
 use super::reference;
@@ -119,7 +119,26 @@ unsafe extern "C-unwind" fn planner(
         if depends_on_role {
             (*plan).dependsOnRole = true;
         }
+        finish(plan);
         plan
+    }
+}
+
+/// Sees to the rechecks of a finished plan.
+#[pg_guard]
+unsafe extern "C-unwind" fn finish(plan: *mut pg_sys::PlannedStmt) {
+    let Some(hooks) = HOOKS.get() else { return };
+    // SAFETY: the plan is whole, and not in use yet.
+    unsafe {
+        if IS_ASKING.get() || (*plan).relationOids.is_null() || !asking(hooks.is_concerned) {
+            return;
+        }
+        let decide = hooks.decide;
+        let condition_of = |relid| asking(|| decide(relid)).and_then(|decision| decision.condition);
+        let trees = elements((*plan).subplans).iter().map(|cell| cell.ptr_value.cast());
+        for tree in trees.chain([(*plan).planTree]) {
+            check_first_in_rechecks(tree, elements((*plan).rtable), &condition_of);
+        }
     }
 }
 
