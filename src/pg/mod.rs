@@ -1,4 +1,4 @@
-//! The only home of `unsafe`: what the rest of the code needs from the server, behind safe functions.
+//! The only home of `unsafe`: safe functions for what the rest of the code needs from the server.
 
 pub mod access;
 pub mod bound;
@@ -29,6 +29,7 @@ pub mod planner;
 pub mod probe;
 pub mod procedure;
 pub mod process;
+mod receiver;
 pub mod recovery;
 mod reference;
 pub mod relation;

@@ -1,6 +1,6 @@
 //! Statements planned once, under settings that then need not be in force while they run.
 
-use super::compat;
+use super::receiver::{Collector, Deleter, Value, delete, ignore, start};
 use super::{identity, planner};
 use crate::error::TtlError;
 use pgrx::datum::DatumWithOid;
@@ -8,8 +8,6 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::spi::Spi;
 use std::ffi::{CStr, CString, c_char};
-use std::iter::Peekable;
-use std::slice::Iter;
 
 /// A prepared statement that keeps the plan it got when it was made, whatever its parameters.
 pub struct Plan {
@@ -30,6 +28,34 @@ pub enum Places<'a> {
     These(&'a [Tid]),
     /// Both ends included.
     Between(&'a Tid, &'a Tid),
+    /// The first so many with values beyond one, which is given as text.
+    Beyond(&'a str, i64),
+}
+
+/// Which of the rows that a query finds are deleted.
+#[derive(Clone, Copy)]
+pub enum Wanted<'a> {
+    /// Those at these positions, which are sorted, as the rows are.
+    Listed(&'a [Tid]),
+    /// All, until so many have been seen.
+    Upto(usize),
+}
+
+/// What became of the rows that a query found.
+#[derive(Debug, Default)]
+pub struct Deleted {
+    pub tids: Vec<Tid>,
+    /// Rows that other transactions have locked, updated or deleted.
+    pub left: Vec<Tid>,
+    /// The last row seen, and its value as text if the query returns one.
+    pub last: Option<(Tid, Option<String>)>,
+}
+
+impl Deleted {
+    /// How many rows the query found.
+    pub fn seen(&self) -> usize {
+        self.tids.len() + self.left.len()
+    }
 }
 
 /// The block a place is in, and its number there.
@@ -61,6 +87,11 @@ impl Plan {
     }
 
     /// Plans a statement with parameters of these types.
+    /// Plans a query for the rows beyond a value, and how many of them.
+    pub fn for_rows_beyond(sql: &str) -> Self {
+        Self::new(sql, &mut [pg_sys::TEXTOID, pg_sys::INT8OID])
+    }
+
     pub fn new(sql: &str, parameters: &mut [pg_sys::Oid]) -> Self {
         let sql = CString::new(sql).unwrap_or_default();
         Spi::connect(|_| {
@@ -142,12 +173,11 @@ impl Plan {
         })
     }
 
-    /// Runs a query whose first column is a `ctid`, in the order of places, and deletes the rows it finds that are among
-    /// `wanted`, which is sorted. Waits for nobody: what others have locked stays. Returns the places of those deleted.
+    /// Runs a query whose first column is a `ctid`, and deletes the rows it finds, without waiting for locks.
     ///
-    /// The version that met the conditions of the query is the one that is deleted, or none: if somebody has updated
-    /// it since, or is about to, the heap says so.
-    pub fn delete(&self, places: Places<'_>, relid: pg_sys::Oid, wanted: &[Tid]) -> Vec<Tid> {
+    /// Only the version that met the conditions of the query is deleted: if another transaction has updated it, or is about
+    /// to, the heap says so, and the row is left.
+    pub fn delete(&self, places: Places<'_>, relid: pg_sys::Oid, wanted: Wanted<'_>) -> Deleted {
         Spi::connect(|_| {
             // SAFETY: within an SPI connection; the relation is one that its lock and its access method allow to delete from,
             // and the deleter begins with a receiver and outlives the call.
@@ -159,16 +189,24 @@ impl Plan {
                     TtlError::Mismatch.raise();
                 }
                 pg_sys::CheckCmdReplicaIdentity(relation, pg_sys::CmdType::CMD_DELETE);
+                let (listed, most) = match wanted {
+                    Wanted::Listed(tids) => (Some(tids.iter().peekable()), tids.len()),
+                    Wanted::Upto(most) => (None, most),
+                };
                 let mut deleter = Deleter {
                     receiver: Collector::receiver(delete),
                     relation,
                     command: pg_sys::GetCurrentCommandId(true),
-                    wanted: wanted.iter().peekable(),
-                    deleted: Vec::with_capacity(wanted.len()),
+                    listed,
+                    most,
+                    deleted: Deleted::default(),
+                    last: None,
                 };
                 self.execute(places, 0, std::ptr::from_mut(&mut deleter).cast());
                 pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
                 pg_sys::CommandCounterIncrement();
+                let text = deleter.last.map(Value::into_text);
+                deleter.deleted.last = deleter.deleted.last.map(|(tid, _)| (tid, text));
                 deleter.deleted
             }
         })
@@ -250,6 +288,10 @@ impl Plan {
             Places::Between(first, last) => {
                 vec![(pg_sys::TIDOID, pointer(first)), (pg_sys::TIDOID, pointer(last))]
             }
+            Places::Beyond(value, count) => {
+                let value = value.into_datum().unwrap_or(pg_sys::Datum::null());
+                vec![(pg_sys::TEXTOID, value), (pg_sys::INT8OID, pg_sys::Datum::from(count))]
+            }
         };
         self.check_types(values.iter().map(|(type_oid, _)| *type_oid));
         // SAFETY: as promised by the caller; a parameter list has room for as many as it was made for. There is none for a
@@ -302,165 +344,6 @@ fn make_array(tids: &[Tid]) -> pg_sys::Datum {
     };
     pg_sys::Datum::from(array)
 }
-
-/// Takes rows straight from the executor. Copying them into a result first would cost half as much as finding them.
-#[repr(C)]
-struct Collector {
-    receiver: pg_sys::DestReceiver,
-    tids: Vec<Tid>,
-    last: Option<Value>,
-}
-
-/// A value that outlives the row it came from.
-struct Value {
-    type_oid: pg_sys::Oid,
-    length: i16,
-    by_value: bool,
-    datum: pg_sys::Datum,
-    /// What `datum` points to, if it does; aligned for every type.
-    bytes: Vec<u64>,
-}
-
-impl Value {
-    fn of_type(type_oid: pg_sys::Oid) -> Self {
-        let (mut length, mut by_value) = (0, false);
-        // SAFETY: looks into the type cache.
-        unsafe { pg_sys::get_typlenbyval(type_oid, &mut length, &mut by_value) };
-        Self { type_oid, length, by_value, datum: pg_sys::Datum::null(), bytes: Vec::new() }
-    }
-
-    /// # Safety
-    /// `datum` is a value of this type, not null.
-    unsafe fn set(&mut self, datum: pg_sys::Datum) {
-        self.datum = datum;
-        if !self.by_value {
-            // SAFETY: as promised by the caller; the buffer has room for as many bytes as the value has.
-            unsafe {
-                let size =
-                    pg_sys::ffi::pg_guard_ffi_boundary(|| compat::datumGetSize(datum, false, self.length.into()));
-                self.bytes.resize(size.div_ceil(size_of::<u64>()), 0);
-                std::ptr::copy_nonoverlapping(datum.cast_mut_ptr::<u8>(), self.bytes.as_mut_ptr().cast(), size);
-            }
-            self.datum = pg_sys::Datum::from(self.bytes.as_ptr());
-        }
-    }
-
-    fn into_text(self) -> String {
-        // SAFETY: the output function is that of the type the value has; the text is copied.
-        unsafe {
-            let (mut output, mut is_varlena) = (pg_sys::InvalidOid, false);
-            pg_sys::getTypeOutputInfo(self.type_oid, &mut output, &mut is_varlena);
-            CStr::from_ptr(pg_sys::OidOutputFunctionCall(output, self.datum)).to_string_lossy().into_owned()
-        }
-    }
-}
-
-type Receive = unsafe extern "C-unwind" fn(*mut pg_sys::TupleTableSlot, *mut pg_sys::DestReceiver) -> bool;
-
-impl Collector {
-    fn receiver(receive: Receive) -> pg_sys::DestReceiver {
-        pg_sys::DestReceiver {
-            receiveSlot: Some(receive),
-            rStartup: Some(start_with_places),
-            rShutdown: Some(end),
-            rDestroy: Some(end),
-            mydest: pg_sys::CommandDest::DestNone,
-        }
-    }
-}
-
-impl Default for Collector {
-    fn default() -> Self {
-        Self { receiver: Self::receiver(receive), tids: Vec::new(), last: None }
-    }
-}
-
-/// Deletes rows as the executor finds them.
-#[repr(C)]
-struct Deleter<'a> {
-    receiver: pg_sys::DestReceiver,
-    relation: pg_sys::Relation,
-    command: pg_sys::CommandId,
-    wanted: Peekable<Iter<'a, Tid>>,
-    deleted: Vec<Tid>,
-}
-
-/// Called for every row.
-#[pg_guard]
-unsafe extern "C-unwind" fn delete(slot: *mut pg_sys::TupleTableSlot, receiver: *mut pg_sys::DestReceiver) -> bool {
-    // SAFETY: the receiver is a deleter, and the slot's first column is a ctid, put in place unless it is. The heap does
-    // not wait, and locks the page itself.
-    unsafe {
-        if (*slot).tts_nvalid < 1 {
-            pg_sys::slot_getsomeattrs_int(slot, 1);
-        }
-        if *(*slot).tts_isnull {
-            return true;
-        }
-        let mut tid = *(*(*slot).tts_values).cast_mut_ptr::<Tid>();
-        let deleter = &mut *receiver.cast::<Deleter>();
-        while deleter.wanted.next_if(|wanted| position(wanted) < position(&tid)).is_some() {}
-        if deleter.wanted.next_if(|wanted| position(wanted) == position(&tid)).is_none() {
-            return true;
-        }
-        let mut failure = pg_sys::TM_FailureData::default();
-        let (nothing, wait, is_moving) = (std::ptr::null_mut(), false, false);
-        let result =
-            pg_sys::heap_delete(deleter.relation, &mut tid, deleter.command, nothing, wait, &mut failure, is_moving);
-        if result == pg_sys::TM_Result::TM_Ok {
-            deleter.deleted.push(tid);
-        }
-    }
-    true
-}
-
-/// For statements whose rows are only counted, by the executor itself.
-unsafe extern "C-unwind" fn ignore(_slot: *mut pg_sys::TupleTableSlot, _receiver: *mut pg_sys::DestReceiver) -> bool {
-    true
-}
-
-/// Called for every row.
-#[pg_guard]
-unsafe extern "C-unwind" fn receive(slot: *mut pg_sys::TupleTableSlot, receiver: *mut pg_sys::DestReceiver) -> bool {
-    // SAFETY: the receiver is a collector, and the slot has the columns the query names, the first a ctid; they are put in
-    // place unless they are, as in a projection.
-    unsafe {
-        let columns = (*(*slot).tts_tupleDescriptor).natts;
-        if i32::from((*slot).tts_nvalid) < columns {
-            pg_sys::slot_getsomeattrs_int(slot, columns);
-        }
-        let collector = &mut *receiver.cast::<Collector>();
-        let slot = &*slot;
-        if *slot.tts_isnull {
-            return true;
-        }
-        collector.tids.push(*(*slot.tts_values).cast_mut_ptr::<Tid>());
-        if columns > 1 && !*slot.tts_isnull.add(1) {
-            let last = collector
-                .last
-                .get_or_insert_with(|| Value::of_type(pg_sys::SPI_gettypeid(slot.tts_tupleDescriptor, 2)));
-            last.set(*slot.tts_values.add(1));
-        }
-    }
-    true
-}
-
-/// Called before the first row: what reads a `ctid` from each must find one there.
-#[pg_guard]
-unsafe extern "C-unwind" fn start_with_places(
-    _receiver: *mut pg_sys::DestReceiver,
-    _operation: i32,
-    columns: pg_sys::TupleDesc,
-) {
-    // SAFETY: the rows to come have these columns.
-    if unsafe { pg_sys::SPI_gettypeid(columns, 1) } != pg_sys::TIDOID {
-        TtlError::Mismatch.raise();
-    }
-}
-
-unsafe extern "C-unwind" fn start(_receiver: *mut pg_sys::DestReceiver, _operation: i32, _type: pg_sys::TupleDesc) {}
-
-unsafe extern "C-unwind" fn end(_receiver: *mut pg_sys::DestReceiver) {}
 
 #[cfg(any(test, feature = "pg_test"))]
 #[pgrx::pg_schema]

@@ -105,6 +105,18 @@ struct Work {
     /// Prepared with the first batch, in a transaction that has the lock for it.
     remover: Option<Remover>,
     found: VecDeque<Tid>,
+    /// Whether rows are found first and removed later, because removing them as they are found has failed.
+    is_careful: bool,
+}
+
+impl Work {
+    /// Whether the next rows can be removed as they are found.
+    fn goes_on(&self) -> bool {
+        !self.is_careful
+            && self.found.is_empty()
+            && self.scan.next_rows().is_some()
+            && self.remover.as_ref().is_some_and(Remover::can_remove_as_found)
+    }
 }
 
 /// What a look at a leaf came to.
@@ -224,7 +236,7 @@ impl Sweep {
                 }
                 continue;
             };
-            if !work.found.is_empty() {
+            if !work.found.is_empty() || work.goes_on() {
                 if self.is_aloof && work.leaf.removal_runs_user_code(&self.rule) {
                     return Ok(Step::NeedsHelper);
                 }
@@ -277,13 +289,14 @@ impl Sweep {
 
     fn remove(&mut self, limit: usize) -> Result<Step, Failure> {
         let Some(work) = &mut self.work else { return Ok(Step::Finished) };
-        let size = batch_size(&self.rule).min(Throttle::batch_limit(&self.rule)).min(limit).min(work.found.len());
-        let tids: Vec<Tid> = work.found.drain(..size).collect();
+        let size = batch_size(&self.rule).min(Throttle::batch_limit(&self.rule)).min(limit);
+        let tids: Vec<Tid> = work.found.drain(..size.min(work.found.len())).collect();
         let mut batch = Batch::new(&self.rule, &self.catalog, self.scope, work, self.tally.batches == 0);
-        let result = batch.remove(&tids);
+        let result = if tids.is_empty() { batch.remove_next(size) } else { batch.remove(&tids) };
         let done = batch.done;
         self.tally.rows += done.removed;
-        self.tally.batches += 1;
+        let found_nothing = done.reached.as_ref().is_some_and(|reached| reached.seen == 0);
+        self.tally.batches += i64::from(!found_nothing);
         self.tally.locked += done.locked;
         self.add_blocked(&done.blocked, done.blocked_by)?;
         result
@@ -305,7 +318,15 @@ fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf, after: Option<String>, is_a
         let (archive, delivery) = delivery::open(rule, leaf.relid)?;
         let statements = Statements::new(rule, cutoff, &leaf.name).with_delivery(delivery).searching_after(after);
         let scan = Scan::begin(rule, &leaf, statements.clone())?;
-        Ok(Begun::Work(Box::new(Work { leaf, archive, scan, statements, remover: None, found: VecDeque::new() })))
+        Ok(Begun::Work(Box::new(Work {
+            leaf,
+            archive,
+            scan,
+            statements,
+            remover: None,
+            found: VecDeque::new(),
+            is_careful: false,
+        })))
     })
 }
 

@@ -14,6 +14,8 @@ pub enum Which {
     Listed,
     /// By the first and last place of a range.
     Ranged,
+    /// By a value that theirs lie beyond, and their number.
+    Beyond,
 }
 
 impl Which {
@@ -21,6 +23,7 @@ impl Which {
         match self {
             Self::Listed => "ctid = ANY ($1)",
             Self::Ranged => "ctid >= $1 AND ctid <= $2",
+            Self::Beyond => "true",
         }
     }
 }

@@ -302,3 +302,29 @@ fn a_partition_that_is_detached_during_a_sweep_keeps_its_rows() {
     assert_ne!(left, "0");
     assert_eq!(db.get("SELECT count(*) FROM m_old"), left);
 }
+
+#[test]
+fn rows_that_are_removed_as_they_are_found_are_all_that_have_expired() {
+    for index in ["btree", "none"] {
+        let mut db = with(&format!(
+            "CREATE TABLE t (id int, at timestamptz, n int);
+             INSERT INTO t SELECT i, now() - interval '2 days' + (i % 500) * interval '1 second', i FROM generate_series(1, 3000) i;
+             INSERT INTO t SELECT i, now() - interval '1 day', i FROM generate_series(3001, 6500) i;
+             INSERT INTO t SELECT i, now() + (i % 7) * interval '1 hour', i FROM generate_series(6501, 7000) i;
+             INSERT INTO t SELECT i, now() - interval '5 hours' + i * interval '1 second', i FROM generate_series(7001, 8000) i;
+             SELECT ttl_create_index('t', 'at', interval '1 hour', 100, filter => 'n <> 250', index_method => '{index}')"
+        ));
+        let mut other = db.session("postgres");
+        other.run("BEGIN; SELECT FROM t WHERE id IN (5, 1500, 4000, 7500) FOR UPDATE; UPDATE t SET at = now() WHERE id = 1501");
+        let live = "SELECT string_agg(id::text, ',' ORDER BY id) FROM t WHERE id <= 6500 OR id > 7000";
+        db.run("CALL ttl_sweep('t')");
+        assert_eq!(db.get(live), "5,250,1500,1501,4000,7500", "{index}");
+        assert_eq!(db.get("SELECT locked_rows FROM ttl_summary"), "5", "{index}");
+        other.run("COMMIT");
+        db.run("CALL ttl_sweep('t')");
+        assert_eq!(db.get(live), "250,1501", "{index}");
+        assert_eq!(db.get("SELECT count(*) FROM t WHERE id BETWEEN 6501 AND 7000"), "500", "{index}");
+        let batches: u32 = db.get("SELECT sum(batches) FROM ttl_history").parse().expect("a number");
+        assert!((50..=110).contains(&batches), "{index}: {batches}");
+    }
+}

@@ -5,15 +5,19 @@ use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::index::{self, SHORT_HEAP};
 use crate::pg::identity::Setting;
-use crate::pg::plan::{Found, Places, Plan, Tid};
+use crate::pg::plan::{Found, Places, Plan, Tid, position};
 use crate::pg::transaction::{Failure, subtransaction};
 use crate::pg::{identity, spi};
 use crate::sweep::remove::{ONE_BY_ONE, is_about_rows};
 use crate::sweep::statement::{Statements, Which};
+use pgrx::pg_sys::BlockIdData;
 
 /// Rows that share one value come in one harvest. If there are more of them than this, the scan goes through the heap
 /// instead, where it can stop anywhere.
 const MOST_TIES: usize = 100_000;
+
+/// Rows that share a value and are deleted in one batch, beyond its size. If there are more, they are found first and divided.
+pub const MOST_TIES_AT_ONCE: usize = 1_000;
 
 /// Blocks that one query reads at most, so that a cancel or a change of settings never waits long.
 const MOST_BLOCKS: u32 = 16_384;
@@ -22,6 +26,23 @@ pub struct Scan {
     statements: Statements,
     position: Position,
     is_estimated: bool,
+    /// Whether the last look found rows: then there are more, probably.
+    is_fruitful: bool,
+}
+
+/// The rows that a batch which finds them itself looks at next.
+pub enum NextRows<'a> {
+    Beyond(&'a str),
+    /// Both ends included.
+    Between(Tid, Tid),
+}
+
+/// How far such a batch has come.
+#[derive(Debug)]
+pub struct Reached {
+    pub seen: usize,
+    /// The last row, and its value.
+    pub last: Option<(Tid, Option<String>)>,
 }
 
 /// Places of rows that had expired.
@@ -47,7 +68,7 @@ pub enum Care {
 }
 
 /// For the planner alone: functions in the filter run under the usual settings.
-const IN_ORDER: [Setting<'_>; 3] =
+pub const IN_ORDER: [Setting<'_>; 3] =
     [(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_sort", c"off")];
 const BY_BLOCKS: [Setting<'_>; 3] =
     [(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_indexscan", c"off")];
@@ -61,11 +82,12 @@ enum Position {
     Ordered {
         watermark: Option<String>,
     },
-    /// By blocks of the heap, from the next one to the end as it was at the start.
+    /// By blocks of the heap, from the next one to the end as it was at the start; `after` is the last row seen in the next one.
     Blocks {
         next: u32,
         end: u32,
         step: u32,
+        after: u16,
     },
     Exhausted,
 }
@@ -77,7 +99,7 @@ impl Scan {
             Some(_) => Position::Ordered { watermark: None },
             None => Position::whole_heap(leaf)?,
         };
-        Ok(Self { statements, position, is_estimated: false })
+        Ok(Self { statements, position, is_estimated: false, is_fruitful: false })
     }
 
     /// Whether there is an index to go by.
@@ -99,6 +121,41 @@ impl Scan {
         matches!(self.position, Position::Exhausted)
     }
 
+    /// The rows to go on with in one visit, if there are more of them than a first look has found.
+    pub fn next_rows(&self) -> Option<NextRows<'_>> {
+        match &self.position {
+            _ if !self.is_fruitful || self.statements.after.is_some() => None,
+            Position::Ordered { watermark } => watermark.as_deref().map(NextRows::Beyond),
+            Position::Blocks { next, end, after, .. } => {
+                let to = next.saturating_add(MOST_BLOCKS).min(*end);
+                Some(NextRows::Between(at(*next, after + 1), at(to - 1, u16::MAX)))
+            }
+            Position::Exhausted => None,
+        }
+    }
+
+    /// Goes on behind the rows that a batch has found by itself.
+    pub fn go_on(&mut self, reached: Option<&Reached>, wanted: usize) {
+        let Some(Reached { seen, last }) = reached else { return };
+        self.is_fruitful = *seen > 0;
+        match (&mut self.position, last) {
+            (Position::Ordered { .. }, _) if *seen < wanted => self.position = Position::Exhausted,
+            // All rows with the last value were seen, unless there are too many of them: then they are looked for again.
+            (Position::Ordered { watermark }, Some((_, value))) if *seen < wanted + MOST_TIES_AT_ONCE => {
+                watermark.clone_from(value);
+            }
+            (Position::Ordered { .. }, _) => self.is_fruitful = false,
+            (Position::Blocks { next, after, .. }, Some((tid, _))) if *seen >= wanted => {
+                (*next, *after) = position(tid);
+            }
+            (Position::Blocks { next, end, .. }, _) => {
+                let to = next.saturating_add(MOST_BLOCKS).min(*end);
+                self.go_on_in_blocks(to, *seen, wanted);
+            }
+            (Position::Exhausted, _) => {}
+        }
+    }
+
     /// The next places, about as many as are wanted.
     pub fn next(&mut self, wanted: usize, leaf: &Leaf, care: Care) -> Result<Harvest, TtlError> {
         let mut harvest = match (&self.position, care) {
@@ -109,17 +166,18 @@ impl Scan {
                 Harvest { tids: found.tids, ..Harvest::default() }
             }
             (Position::Ordered { .. }, _) => self.look_closely_in_order(wanted, leaf)?,
-            (Position::Blocks { next, end, step }, Care::None) => {
+            (Position::Blocks { next, end, step, .. }, Care::None) => {
                 let (from, to) = (*next, next.saturating_add(*step).min(*end));
                 let tids = find(&self.statements.in_blocks(from, to), &BY_BLOCKS, 0).tids;
                 self.go_on_in_blocks(to, tids.len(), wanted);
                 Harvest { tids, ..Harvest::default() }
             }
-            (Position::Blocks { next, end, step }, care) => {
+            (Position::Blocks { next, end, step, .. }, care) => {
                 let (from, step) = (*next, (*step).min(end - next));
                 self.look_closely_in_blocks(from, step, wanted, care)?
             }
         };
+        self.is_fruitful = !harvest.tids.is_empty() && care == Care::None;
         if !self.is_estimated && !self.is_exhausted() {
             self.is_estimated = true;
             harvest.estimate = self.statements.estimate();
@@ -145,8 +203,8 @@ impl Scan {
     }
 
     fn go_on_in_blocks(&mut self, to: u32, found: usize, wanted: usize) {
-        let Position::Blocks { next, end, step } = &mut self.position else { return };
-        *next = to;
+        let Position::Blocks { next, end, step, after } = &mut self.position else { return };
+        (*next, *after) = (to, 0);
         *step = match found {
             few if few < wanted / 2 => step.saturating_mul(2).min(MOST_BLOCKS),
             many if many > wanted => (*step / 2).max(1),
@@ -223,6 +281,10 @@ fn attempt<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
     subtransaction(|| Ok(work())).map_err(|failure| if is_about_rows(&failure) { failure } else { failure.raise() })
 }
 
+fn at(block: u32, number: u16) -> Tid {
+    Tid { ip_blkid: BlockIdData { bi_hi: (block >> 16) as u16, bi_lo: block as u16 }, ip_posid: number }
+}
+
 /// How many blocks the heap of a leaf has.
 pub fn blocks(leaf: &Leaf) -> Result<u32, TtlError> {
     let blocks = spi::read(
@@ -237,7 +299,7 @@ impl Position {
     fn whole_heap(leaf: &Leaf) -> Result<Self, TtlError> {
         match blocks(leaf)? {
             0 => Ok(Self::Exhausted),
-            end => Ok(Self::Blocks { next: 0, end, step: 128 }),
+            end => Ok(Self::Blocks { next: 0, end, step: 128, after: 0 }),
         }
     }
 }

@@ -17,6 +17,16 @@ impl Statements {
         )
     }
 
+    /// The same for the rows beyond a value, which is the first parameter, and as many as the second says: a plan that serves all batches.
+    pub fn next_in_order(&self) -> String {
+        let Self { leaf, compared, .. } = self;
+        let (conditions, type_name) = (self.conditions(), self.source.type_name());
+        format!(
+            "{ENGINE_TAG}SELECT ctid, {compared} FROM ONLY {leaf} WHERE {conditions} AND {compared} > CAST($1 AS {type_name})
+             ORDER BY {compared} FETCH FIRST ($2) ROWS WITH TIES"
+        )
+    }
+
     /// The places in a range of blocks, the last one exclusive.
     pub fn in_blocks(&self, from: u32, to: u32) -> String {
         let judgement = self.judgement(self.after.as_deref().map(|value| self.beyond(value)));

@@ -11,7 +11,7 @@ use crate::pg::relation::tree;
 use crate::pg::transaction::Failure;
 use crate::sandbox::in_sandbox;
 use crate::sweep::find::scan::{Care, Harvest};
-use crate::sweep::{Sweep, Work, harvest_size};
+use crate::sweep::{Sweep, Work, batch_size, harvest_size};
 use pgrx::PgSqlErrorCode;
 
 /// The value that a sweep by a worker begins behind, if it is to leave blocked rows alone. `None` if all are to be tried.
@@ -37,8 +37,11 @@ impl Sweep {
     /// Looks for the next rows. Where the filter or the expression fails on one, the search is made again in a way that finds it.
     pub(in crate::sweep) fn harvest(&mut self) -> Result<Option<Harvest>, Failure> {
         let care = if self.left.is_some() { Care::Blocks } else { Care::Rows };
-        let (rule, wanted, scope) = (&self.rule, harvest_size(&self.rule), self.scope);
-        let Some(Work { scan, leaf, .. }) = &mut self.work else { return Ok(None) };
+        let (rule, scope) = (&self.rule, self.scope);
+        let Some(Work { scan, leaf, is_careful, .. }) = &mut self.work else { return Ok(None) };
+        // What goes on by itself needs no more than a first batch.
+        let goes_on = !*is_careful && !leaf.removal_runs_user_code(rule);
+        let wanted = if goes_on { batch_size(rule) } else { harvest_size(rule) };
         let mut search = |care| {
             scope.attempt(|| {
                 in_sandbox(rule, || {

@@ -4,6 +4,7 @@ pub mod blocked;
 mod remover;
 mod statement;
 
+use super::find::scan::{Reached, Scan};
 use super::{Step, Work};
 use crate::catalog::{Catalog, Claim, Rule};
 use crate::delivery::{self, Archive, Taken};
@@ -30,6 +31,8 @@ pub struct Done {
     pub blocked_by: Option<Failure>,
     /// What is delivered, for each statement that removed rows.
     pub taken: Vec<Taken>,
+    /// How far a batch that found its rows itself has come.
+    pub reached: Option<Reached>,
 }
 
 impl Done {
@@ -39,6 +42,7 @@ impl Done {
         self.locked += other.locked;
         self.blocked.extend(other.blocked);
         self.blocked_by = other.blocked_by.or(self.blocked_by.take());
+        self.reached = other.reached.or(self.reached.take());
     }
 
     fn blocked(tid: Tid, failure: Failure) -> Self {
@@ -49,6 +53,8 @@ impl Done {
 /// How the rows of a part are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
+    /// The next rows are found and deleted in one visit: at most so many, but for those that share the last value.
+    AsFound(usize),
     Together,
     /// Each by itself, and what could be removed is delivered together.
     OneByOne,
@@ -104,6 +110,23 @@ impl<'a> Batch<'a> {
         Ok(Step::Removed(self.done.removed))
     }
 
+    /// Finds and removes the next rows in one visit to each. If that fails on some row, the rest of the leaf is searched first, with care.
+    pub fn remove_next(&mut self, wanted: usize) -> Result<Step, Failure> {
+        let result = self.attempt(&[], Way::AsFound(wanted));
+        if self.fault_of_rows(&result).is_some() {
+            self.work.is_careful = true;
+            return Ok(Step::Removed(0));
+        }
+        match result? {
+            Ok(done) => {
+                self.work.scan.go_on(done.reached.as_ref(), wanted);
+                self.done.add(done);
+                Ok(Step::Removed(self.done.removed))
+            }
+            Err(end) => Ok(end),
+        }
+    }
+
     /// The failure of an attempt, if fewer rows might not fail.
     fn fault_of_rows<T>(&self, result: &Result<T, Failure>) -> Option<Failure> {
         result.as_ref().err().filter(|failure| self.is_at_rows && is_about_rows(failure)).cloned()
@@ -134,7 +157,7 @@ impl<'a> Batch<'a> {
     }
 
     fn change(&mut self, tids: &[Tid], way: Way) -> Result<Done, TtlError> {
-        let Self { rule, catalog, work: Work { leaf, statements, remover, .. }, is_at_rows, is_first, .. } = self;
+        let Self { rule, catalog, work: Work { leaf, statements, remover, scan, .. }, is_at_rows, is_first, .. } = self;
         let rule = *rule;
         in_sandbox(rule, || leaf.check_cascades(rule))?;
         // Deferred triggers would otherwise fire at commit, with the rights of whoever commits. Those that the caller
@@ -150,7 +173,7 @@ impl<'a> Batch<'a> {
             let _under_way = UnderWay::begin(leaf.relid);
             let remove = || {
                 *is_at_rows = true;
-                let done = remove_in(way, remover, rule, tids)?;
+                let done = remove_in(way, remover, scan, rule, tids)?;
                 *is_at_rows = false;
                 Ok(done)
             };
@@ -169,12 +192,13 @@ impl<'a> Batch<'a> {
     }
 }
 
-fn remove_in(way: Way, remover: &Remover, rule: &Rule, tids: &[Tid]) -> Result<Done, TtlError> {
+fn remove_in(way: Way, remover: &Remover, scan: &Scan, rule: &Rule, tids: &[Tid]) -> Result<Done, TtlError> {
     let deliver = |done: &Done| delivery::call(rule, &done.taken);
     if way == Way::EachDelivered {
         return Ok(remover.remove_one_by_one(tids, deliver));
     }
     let done = match way {
+        Way::AsFound(wanted) => remover.remove_as_found(scan, wanted),
         Way::Together => remover.remove_together(tids),
         _ => remover.remove_one_by_one(tids, |_| Ok(())),
     };

@@ -5,9 +5,11 @@ use crate::catalog::Rule;
 use crate::delivery::Taken;
 use crate::error::TtlError;
 use crate::pg::chain;
-use crate::pg::plan::{Places, Plan, Tid, position};
+use crate::pg::identity;
+use crate::pg::plan::{Places, Plan, Tid, Wanted, position};
 use crate::pg::transaction::{Failure, subtransaction};
 use crate::sweep::find::leaf::Leaf;
+use crate::sweep::find::scan::{IN_ORDER, MOST_TIES_AT_ONCE, NextRows, Reached, Scan};
 use crate::sweep::statement::{Statements, Which};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
@@ -23,6 +25,7 @@ pub struct Remover {
     plain: Option<Oid>,
     look: Prepared,
     look_in_range: Prepared,
+    next: Prepared,
     lock: Prepared,
     remove: Prepared,
     delivers: bool,
@@ -46,6 +49,7 @@ impl Prepared {
         self.plan.get_or_init(|| match self.which {
             Which::Listed => Plan::for_rows(&self.sql),
             Which::Ranged => Plan::for_range(&self.sql),
+            Which::Beyond => identity::with_settings(&IN_ORDER, || Plan::for_rows_beyond(&self.sql)),
         })
     }
 }
@@ -57,11 +61,40 @@ impl Remover {
             plain: leaf.plain_heap(rule),
             look: Prepared::new(statements.look(Which::Listed), Which::Listed),
             look_in_range: Prepared::new(statements.look(Which::Ranged), Which::Ranged),
+            next: Prepared::new(statements.next_in_order(), Which::Beyond),
             lock: Prepared::new(statements.lock(), Which::Listed),
             remove: Prepared::new(statements.remove(), Which::Listed),
             delivers: statements.delivers(),
             can_be_undone: leaf.can_undo(rule),
         }
+    }
+
+    /// Whether rows can be deleted from the heap as a search finds them.
+    pub fn can_remove_as_found(&self) -> bool {
+        self.plain.is_some()
+    }
+
+    /// Deletes the next rows of a scan as they are found: the version that was judged is the one that goes. Rows that the heap cannot delete
+    /// at once are left to statements.
+    pub fn remove_as_found(&self, scan: &Scan, wanted: usize) -> Done {
+        let (Some(relid), Some(next)) = (self.plain, scan.next_rows()) else { return Done::default() };
+        let deleted = match &next {
+            NextRows::Beyond(value) => {
+                let places = Places::Beyond(value, wanted as i64);
+                self.next.plan().delete(places, relid, Wanted::Upto(wanted + MOST_TIES_AT_ONCE))
+            }
+            NextRows::Between(first, last) => {
+                self.look_in_range.plan().delete(Places::Between(first, last), relid, Wanted::Upto(wanted))
+            }
+        };
+        let mut done = Done { removed: deleted.tids.len() as i64, ..Done::default() };
+        let reached = Reached { seen: deleted.seen(), last: deleted.last };
+        // Rows among too many of one value are looked for again.
+        let will_come_again = matches!(next, NextRows::Beyond(_)) && reached.seen == wanted + MOST_TIES_AT_ONCE;
+        if !deleted.left.is_empty() && !will_come_again {
+            done.add(self.remove_with_sql(&deleted.left));
+        }
+        Done { reached: Some(reached), ..done }
     }
 
     pub fn remove_together(&self, tids: &[Tid]) -> Done {
@@ -82,10 +115,10 @@ impl Remover {
         let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else { return Vec::new() };
         let blocks = (position(last).0 - position(first).0) as usize + 1;
         if sorted.len() < ROWS_PER_BLOCK * blocks {
-            return self.look.plan().delete(Places::These(sorted), relid, sorted);
+            return self.look.plan().delete(Places::These(sorted), relid, Wanted::Listed(sorted)).tids;
         }
         // As in a table that was filled in the order of time: reading it through is cheaper than going to each place.
-        self.look_in_range.plan().delete(Places::Between(first, last), relid, sorted)
+        self.look_in_range.plan().delete(Places::Between(first, last), relid, Wanted::Listed(sorted)).tids
     }
 
     fn remove_with_sql(&self, tids: &[Tid]) -> Done {
@@ -113,7 +146,7 @@ impl Remover {
             removed = removed.min(most);
         }
         let blocked_by = (!blocked.is_empty()).then(kept);
-        Done { removed: removed as i64, locked, blocked, blocked_by, taken }
+        Done { removed: removed as i64, locked, blocked, blocked_by, taken, reached: None }
     }
 
     /// Removes rows by one of the statements, and takes what is delivered.

@@ -1,0 +1,216 @@
+//! Receivers of rows, straight from the executor: copying them into a result first would cost half as much as finding them.
+
+use super::compat;
+use super::plan::{Deleted, Tid, position};
+use crate::error::TtlError;
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+use std::ffi::CStr;
+use std::iter::Peekable;
+use std::slice::Iter;
+
+/// Collects the positions of rows.
+#[repr(C)]
+pub(super) struct Collector {
+    pub(super) receiver: pg_sys::DestReceiver,
+    pub(super) tids: Vec<Tid>,
+    pub(super) last: Option<Value>,
+}
+
+/// A value that outlives the row it came from.
+pub(super) struct Value {
+    type_oid: pg_sys::Oid,
+    length: i16,
+    by_value: bool,
+    datum: pg_sys::Datum,
+    /// What `datum` points to, if it does; aligned for every type.
+    bytes: Vec<u64>,
+}
+
+impl Value {
+    fn of_type(type_oid: pg_sys::Oid) -> Self {
+        let (mut length, mut by_value) = (0, false);
+        // SAFETY: looks into the type cache.
+        unsafe { pg_sys::get_typlenbyval(type_oid, &mut length, &mut by_value) };
+        Self { type_oid, length, by_value, datum: pg_sys::Datum::null(), bytes: Vec::new() }
+    }
+
+    /// # Safety
+    /// `datum` is a value of this type, not null.
+    unsafe fn set(&mut self, datum: pg_sys::Datum) {
+        self.datum = datum;
+        if !self.by_value {
+            // SAFETY: as promised by the caller; the buffer has room for as many bytes as the value has.
+            unsafe {
+                let size =
+                    pg_sys::ffi::pg_guard_ffi_boundary(|| compat::datumGetSize(datum, false, self.length.into()));
+                self.bytes.resize(size.div_ceil(size_of::<u64>()), 0);
+                std::ptr::copy_nonoverlapping(datum.cast_mut_ptr::<u8>(), self.bytes.as_mut_ptr().cast(), size);
+            }
+            self.datum = pg_sys::Datum::from(self.bytes.as_ptr());
+        }
+    }
+
+    pub(super) fn into_text(self) -> String {
+        // SAFETY: the output function is that of the type the value has; the text is copied.
+        unsafe {
+            let (mut output, mut is_varlena) = (pg_sys::InvalidOid, false);
+            pg_sys::getTypeOutputInfo(self.type_oid, &mut output, &mut is_varlena);
+            CStr::from_ptr(pg_sys::OidOutputFunctionCall(output, self.datum)).to_string_lossy().into_owned()
+        }
+    }
+}
+
+pub(super) type Receive = unsafe extern "C-unwind" fn(*mut pg_sys::TupleTableSlot, *mut pg_sys::DestReceiver) -> bool;
+
+impl Collector {
+    pub(super) fn receiver(receive: Receive) -> pg_sys::DestReceiver {
+        pg_sys::DestReceiver {
+            receiveSlot: Some(receive),
+            rStartup: Some(start_with_places),
+            rShutdown: Some(end),
+            rDestroy: Some(end),
+            mydest: pg_sys::CommandDest::DestNone,
+        }
+    }
+}
+
+impl Default for Collector {
+    fn default() -> Self {
+        Self { receiver: Self::receiver(receive), tids: Vec::new(), last: None }
+    }
+}
+
+/// Deletes rows as the executor finds them.
+#[repr(C)]
+pub(super) struct Deleter<'a> {
+    pub(super) receiver: pg_sys::DestReceiver,
+    pub(super) relation: pg_sys::Relation,
+    pub(super) command: pg_sys::CommandId,
+    pub(super) listed: Option<Peekable<Iter<'a, Tid>>>,
+    /// How many rows it takes.
+    pub(super) most: usize,
+    pub(super) deleted: Deleted,
+    pub(super) last: Option<Value>,
+}
+
+/// Called for every row.
+#[pg_guard]
+pub(super) unsafe extern "C-unwind" fn delete(
+    slot: *mut pg_sys::TupleTableSlot,
+    receiver: *mut pg_sys::DestReceiver,
+) -> bool {
+    // SAFETY: the receiver is a deleter, and the slot has the columns that the query names, the first a ctid. The heap does
+    // not wait, and locks the page itself.
+    unsafe {
+        let columns = deform(slot);
+        let slot = &*slot;
+        if *slot.tts_isnull {
+            return true;
+        }
+        let mut tid = *(*slot.tts_values).cast_mut_ptr::<Tid>();
+        let deleter = &mut *receiver.cast::<Deleter>();
+        if let Some(listed) = &mut deleter.listed {
+            while listed.next_if(|wanted| position(wanted) < position(&tid)).is_some() {}
+            if listed.next_if(|wanted| position(wanted) == position(&tid)).is_none() {
+                return true;
+            }
+        }
+        let mut failure = pg_sys::TM_FailureData::default();
+        let (nothing, wait, is_moving) = (std::ptr::null_mut(), false, false);
+        let result =
+            pg_sys::heap_delete(deleter.relation, &mut tid, deleter.command, nothing, wait, &mut failure, is_moving);
+        let deleted = &mut deleter.deleted;
+        if result == pg_sys::TM_Result::TM_Ok {
+            deleted.tids.push(tid)
+        } else {
+            deleted.left.push(tid)
+        };
+        deleted.last = Some((tid, None));
+        if columns > 1 {
+            remember(slot, &mut deleter.last);
+        }
+        deleted.seen() < deleter.most
+    }
+}
+
+/// Puts the columns of a slot in place, as a projection does, and returns how many there are.
+///
+/// # Safety
+/// The slot has a row.
+unsafe fn deform(slot: *mut pg_sys::TupleTableSlot) -> i32 {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let columns = (*(*slot).tts_tupleDescriptor).natts;
+        if i32::from((*slot).tts_nvalid) < columns {
+            pg_sys::slot_getsomeattrs_int(slot, columns);
+        }
+        columns
+    }
+}
+
+/// Keeps the value in the second column.
+///
+/// # Safety
+/// The slot has a second column, in place.
+unsafe fn remember(slot: &pg_sys::TupleTableSlot, last: &mut Option<Value>) {
+    // SAFETY: as promised by the caller; a column has the type that its description says.
+    unsafe {
+        if !*slot.tts_isnull.add(1) {
+            let type_oid = || pg_sys::SPI_gettypeid(slot.tts_tupleDescriptor, 2);
+            last.get_or_insert_with(|| Value::of_type(type_oid())).set(*slot.tts_values.add(1));
+        }
+    }
+}
+
+/// For statements whose rows are only counted, by the executor itself.
+pub(super) unsafe extern "C-unwind" fn ignore(
+    _slot: *mut pg_sys::TupleTableSlot,
+    _receiver: *mut pg_sys::DestReceiver,
+) -> bool {
+    true
+}
+
+/// Called for every row.
+#[pg_guard]
+pub(super) unsafe extern "C-unwind" fn receive(
+    slot: *mut pg_sys::TupleTableSlot,
+    receiver: *mut pg_sys::DestReceiver,
+) -> bool {
+    // SAFETY: the receiver is a collector, and the slot has the columns that the query names, the first a ctid.
+    unsafe {
+        let columns = deform(slot);
+        let collector = &mut *receiver.cast::<Collector>();
+        let slot = &*slot;
+        if *slot.tts_isnull {
+            return true;
+        }
+        collector.tids.push(*(*slot.tts_values).cast_mut_ptr::<Tid>());
+        if columns > 1 {
+            remember(slot, &mut collector.last);
+        }
+    }
+    true
+}
+
+/// Called before the first row: what reads a `ctid` from each must find one there.
+#[pg_guard]
+pub(super) unsafe extern "C-unwind" fn start_with_places(
+    _receiver: *mut pg_sys::DestReceiver,
+    _operation: i32,
+    columns: pg_sys::TupleDesc,
+) {
+    // SAFETY: the rows to come have these columns.
+    if unsafe { pg_sys::SPI_gettypeid(columns, 1) } != pg_sys::TIDOID {
+        TtlError::Mismatch.raise();
+    }
+}
+
+pub(super) unsafe extern "C-unwind" fn start(
+    _receiver: *mut pg_sys::DestReceiver,
+    _operation: i32,
+    _type: pg_sys::TupleDesc,
+) {
+}
+
+pub(super) unsafe extern "C-unwind" fn end(_receiver: *mut pg_sys::DestReceiver) {}
