@@ -1,4 +1,4 @@
--- The catalog: what users asked for, and what that means in this database.
+-- The catalog: the rules that users asked for, and the objects they refer to in this database.
 
 DO $$
 BEGIN
@@ -24,14 +24,14 @@ CREATE TABLE ttl_index_table (
     soft_delete_column         text,
     filter                     text,
     filter_columns             text[] NOT NULL DEFAULT '{}',
-    -- Of a rule on an expression, which is then its column_name: the columns it uses, and its type.
+    -- For a rule on an expression, which is then its column_name: the columns it uses, and its type.
     expression_columns         text[],
     expression_type            text,
-    -- The types below all domains of the columns that the rule uses: the TTL column or those of the expression, the soft
-    -- delete column, those of the filter. A rule on columns of other types waits until somebody says what is meant.
+    -- The base types of the columns that the rule uses: the TTL column or those of the expression, the soft delete
+    -- column, those of the filter. A rule whose columns have other types waits until a user says what is meant.
     column_types               text[],
-    -- How many triggers and rewrite rules stand on the table and what is below it, those of foreign keys included. A
-    -- restored rule waits until so many are there again.
+    -- How many triggers and rewrite rules the table and the relations below it have, including those of foreign keys. A
+    -- restored rule waits until that many exist again.
     guards                     integer NOT NULL DEFAULT 0 CHECK (guards >= 0),
     time_zone                  text NOT NULL,
     unit                       text CHECK (unit IN ('s', 'ms', 'us', 'ns', 'ulid')),
@@ -48,14 +48,15 @@ CREATE TABLE ttl_index_table (
     run_window                 text,
     max_rows_per_second        integer CHECK (max_rows_per_second > 0),
     max_rows_per_run           bigint CHECK (max_rows_per_run > 0),
-    -- Of a rule that an option purge_after has made: the rule that has it. No foreign key: a dump may bring it first.
+    -- For a rule that an option purge_after has created: the rule with that option. No foreign key: a dump may restore
+    -- this rule first.
     purges                     bigint CHECK (purges <> id),
     index_name                 text CHECK (octet_length(index_name) BETWEEN 1 AND 63),
     index_created_by_extension boolean NOT NULL DEFAULT false,
     created_at                 timestamptz NOT NULL DEFAULT now(),
     updated_at                 timestamptz NOT NULL DEFAULT now(),
     last_run                   timestamptz,
-    -- When the last sweep began that went through, and did something.
+    -- When the last sweep began that completed and did something.
     swept_at                   timestamptz,
     rows_deleted_last_run      bigint NOT NULL DEFAULT 0 CHECK (rows_deleted_last_run >= 0),
     total_rows_deleted         bigint NOT NULL DEFAULT 0 CHECK (total_rows_deleted >= 0),
@@ -66,40 +67,42 @@ CREATE TABLE ttl_index_table (
     consecutive_failures       integer NOT NULL DEFAULT 0 CHECK (consecutive_failures >= 0),
     -- When a rule that failed may be tried again.
     retry_at                   timestamptz,
-    -- The same of a worker that makes the index.
+    -- The same for the worker that builds the index.
     index_failures             integer NOT NULL DEFAULT 0 CHECK (index_failures >= 0),
     index_retry_at             timestamptz,
-    -- What the last sweep had to leave: rows it could not remove, rows that others had locked, parts of the table.
+    -- What the last sweep had to leave: rows it could not remove, rows that other sessions had locked, parts of the
+    -- table.
     blocked_rows               bigint NOT NULL DEFAULT 0 CHECK (blocked_rows >= 0),
-    -- Blocked rows are left alone until they are due again, and were tried so often; see ttl_state.
+    -- When the blocked rows are due for another try, and how often they were tried; see ttl_state.
     blocked_retry_at           timestamptz,
     blocked_tries              integer NOT NULL DEFAULT 0 CHECK (blocked_tries >= 0),
     locked_rows                bigint NOT NULL DEFAULT 0 CHECK (locked_rows >= 0),
     skipped_parts              text,
-    -- Counts changes of the definition, so that a sweep under way notices one.
+    -- Counts changes to the definition, so that a running sweep notices one.
     version                    bigint NOT NULL DEFAULT 0,
-    -- With the table, because everybody may insert rules on tables of their own, whatever they say to purge for.
+    -- Includes the table, because any user may insert rules on their own tables, with any value of purges.
     UNIQUE (purges, schema_name, table_name),
     CHECK ((expression_columns IS NULL) = (expression_type IS NULL)),
-    -- What is computed with these must not fail for all rules because of one that was written by hand.
+    -- Computing with these must not fail for all rules because of one that was written by hand.
     CHECK (isfinite(last_run) AND isfinite(swept_at) AND isfinite(retry_at) AND isfinite(index_retry_at) AND isfinite(blocked_retry_at)),
     CHECK (run_every < interval '10000 years' AND swept_at < '10000-01-01' AND version < 9000000000000000000),
     CHECK (index_name IS NOT NULL OR NOT index_created_by_extension)
 );
 
--- When a rule is due, if it has to rest: after a failure for a while, otherwise for the interval it asks for.
+-- When a rule that has to rest is due: a while after a failure, otherwise after its interval.
 CREATE FUNCTION ttl_due_at(rule ttl_index_table) RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
     RETURN greatest(rule.retry_at, CASE WHEN rule.consecutive_failures = 0 THEN rule.swept_at + rule.run_every END);
 
--- What hides is asked for by every session, whenever a rule has changed.
+-- Every session looks up the rules that hide rows whenever a rule has changed.
 CREATE INDEX ON ttl_index_table (id) WHERE hide_expired;
 
--- The objects that a rule's names stand for in this database. A rule follows its table because these do not change
--- when names do. They mean nothing in another database, so they are not dumped: restoring a rule binds it anew.
+-- The objects that a rule's names stand for in this database. A rule follows its table because OIDs do not change when
+-- names do. They mean nothing in another database, so they are not dumped: restoring a rule binds it anew.
 CREATE TABLE ttl_binding (
     rule_id            bigint PRIMARY KEY REFERENCES ttl_index_table ON DELETE CASCADE,
     relid              oid NOT NULL,
-    -- The owner of the table when the rule was registered, restored or altered: code of users in it is not run as another.
+    -- The owner of the table when the rule was registered, restored or altered: user code in the rule runs as no other
+    -- role.
     owner              oid NOT NULL DEFAULT 0,
     attnum             smallint,
     expression_attnums smallint[],
@@ -108,12 +111,12 @@ CREATE TABLE ttl_binding (
     index_relid        oid,
     archive_relid      oid,
     on_expire_oid      oid,
-    -- The index, if it has exactly the rule's rows: then its first entry tells how late the rule is.
+    -- The index, if it has exactly the rule's rows: then its first entry shows how late the rule is.
     probe_relid        oid,
-    -- What column_types names: identifiers of types, in the same order.
+    -- The OIDs of the types in column_types, in the same order.
     types              oid[] NOT NULL DEFAULT '{}',
-    -- What filter and expression mean: their analyzed form, as the major version of PostgreSQL that is given writes it, the
-    -- functions in it that are not PostgreSQL's own, and a fingerprint of those.
+    -- What filter and expression mean: their analyzed form, as the given major version of PostgreSQL writes it, the
+    -- functions in it that are not built in, and a fingerprint of those.
     filter_tree        text,
     expression_tree    text,
     tree_version       integer,
@@ -121,9 +124,9 @@ CREATE TABLE ttl_binding (
     functions          text,
     -- The objects whose DDL concerns the rule: its table, functions, types, and their schemas.
     uses               oid[] NOT NULL DEFAULT '{}',
-    -- How many of the guards were there when they were last counted.
+    -- How many of the guards existed when they were last counted.
     guards_found       integer NOT NULL DEFAULT 0,
-    -- The session that wrote the rule other than by registering it. While it is connected, a restore may be under way
+    -- The session that wrote the rule other than by registering it. While it is connected, a restore may be under way,
     -- and foreign keys and triggers may be still to come: the rule rests.
     held_by            integer,
     held_since         timestamptz,
@@ -133,12 +136,12 @@ CREATE TABLE ttl_binding (
 CREATE INDEX ON ttl_binding USING gin (uses) WITH (fastupdate = off);
 CREATE INDEX ON ttl_binding (index_relid);
 
--- A rule that is restored takes its number with it, and the sequence goes on behind it.
+-- A restored rule keeps its number, and the sequence continues behind it.
 SELECT pg_extension_config_dump('ttl_index_table', '');
 
--- What may have words or values of rows in it, and so is for owners and monitors: the messages of errors; and of blocked rows, which
--- are left alone for a while unless what may block them changes, the type and the last of their values, and a digest of triggers,
--- rules and constraints.
+-- Data that may contain text or values of rows, and so is for owners and monitors only: error messages; and for blocked
+-- rows, which are left alone for a while unless something that may block them changes, the type and the last of their
+-- values, and a digest of triggers, rules and constraints.
 CREATE TABLE ttl_state (
     rule_id       bigint PRIMARY KEY REFERENCES ttl_index_table ON DELETE CASCADE,
     last_error    text,
@@ -159,7 +162,7 @@ RETURN (
     LIMIT 1
 );
 
--- The same, but one that a worker is still making, and may drop and make again, is not there yet.
+-- The same, but an index that a worker is still building, and may drop and build again, does not count yet.
 CREATE FUNCTION ttl_ready_index(table_relid oid, index_name text, is_made_by_worker boolean) RETURNS oid
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 RETURN (
@@ -168,7 +171,7 @@ RETURN (
       AND (i.indisvalid OR NOT is_made_by_worker)
 );
 
--- Attribute numbers of the columns so named, NULL for one that does not exist.
+-- Attribute numbers of the columns with these names, NULL for one that does not exist.
 CREATE FUNCTION ttl_attnums(table_relid oid, names text[]) RETURNS smallint[]
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 RETURN CASE WHEN names IS NOT NULL THEN (
@@ -207,14 +210,14 @@ CREATE INDEX ON ttl_history_log (finished_at);
 -- Holds a row while automatic sweeping is switched off in this database.
 CREATE TABLE ttl_worker_off (
     since timestamptz NOT NULL DEFAULT now(),
-    -- What switched it off, if not somebody who called ttl_stop_worker().
+    -- What switched it off, unless a user called ttl_stop_worker().
     because text,
     only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one)
 );
 SELECT pg_extension_config_dump('ttl_worker_off', '');
 
--- The point-in-time recoveries of the server that this database has taken note of: sweeping was switched off for each, or there was
--- nothing yet to sweep.
+-- The server's point-in-time recoveries that this database has taken note of: sweeping was switched off for each, or
+-- there was nothing to sweep yet.
 CREATE TABLE ttl_recovery (
     id bigint PRIMARY KEY
 );

@@ -1,7 +1,7 @@
--- Rules follow their tables: what is written into the catalog is bound to objects, and DDL brings names up to date.
+-- Rules follow their tables: rules written into the catalog are bound to objects, and DDL brings names up to date.
 --
--- All of it is written in Rust and finds the extension's tables by itself, so that their schema can be renamed. It works in
--- every session, whether the library is preloaded or not.
+-- All of it is written in Rust and finds the extension's tables by itself, so that their schema can be renamed. It
+-- works in every session, whether the library is preloaded or not.
 CREATE TRIGGER ttl_count_version
     BEFORE UPDATE OF schema_name, table_name, column_name, expire_after, active, batch_size, soft_delete_column, filter,
                      filter_columns, expression_columns, expression_type, time_zone, unit, index_method, "concurrently",
@@ -14,7 +14,8 @@ CREATE TRIGGER ttl_tell_of_drop
     BEFORE DELETE ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_tell_of_drop();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_tell_of_drop;
 
--- Everybody may write rules, for a restore; of those without rights here each passes the checks of a registration.
+-- Any user may insert rules, for a restore. Rules from users without rights here each pass the checks of a
+-- registration.
 CREATE TRIGGER ttl_take_in
     BEFORE INSERT ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_take_in();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_take_in;
@@ -31,7 +32,7 @@ ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_bind;
 CREATE FUNCTION ttl_follow_ddl() RETURNS event_trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_follow_ddl';
 
 CREATE EVENT TRIGGER ttl_follow_alter ON ddl_command_end
-    -- ALTER VIEW and its kind rename tables, too. CREATE TABLE and CREATE SCHEMA may bring foreign keys to other tables.
+    -- ALTER VIEW and the like rename tables, too. CREATE TABLE and CREATE SCHEMA may add foreign keys to other tables.
     WHEN TAG IN ('ALTER TABLE', 'ALTER VIEW', 'ALTER MATERIALIZED VIEW', 'ALTER FOREIGN TABLE', 'ALTER INDEX',
                  'CREATE INDEX', 'ALTER SCHEMA', 'ALTER TYPE', 'ALTER DOMAIN', 'ALTER FUNCTION', 'ALTER ROUTINE',
                  'ALTER PROCEDURE', 'ALTER OPERATOR', 'ALTER EXTENSION', 'CREATE FUNCTION', 'CREATE TABLE', 'CREATE SCHEMA',

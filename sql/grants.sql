@@ -1,5 +1,5 @@
--- Who may do what. The functions that register check ownership of the table themselves, so anyone may call them; the
--- catalog is written through them alone.
+-- Who may do what. The functions that register rules check ownership of the table themselves, so anyone may call them;
+-- the catalog is written only through them.
 REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_start_worker(), ttl_stop_worker() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_bind(), ttl_take_in(), ttl_adopt() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;
@@ -7,10 +7,10 @@ REVOKE ALL ON FUNCTION ttl_follow_ddl() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_on_expire_oid(text)
     FROM PUBLIC;
 
--- What was asked for is no secret, as the definitions of indexes and constraints are none: so everybody can dump it. How it goes is for
--- those who may read the table, and for pg_monitor; what errors say, for the owner and pg_monitor.
+-- Rule definitions are no secret, like those of indexes and constraints, so everybody can dump them. Their status is
+-- for roles that may read the table and for pg_monitor; error messages are for the owner and pg_monitor.
 GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_history, ttl_progress TO PUBLIC;
--- And restore it: see ttl_take_in.
+-- Everybody can restore them, too: see ttl_take_in.
 GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
 GRANT SELECT (id, rule_id, schema_name, table_name, column_name, initiator, started_at, finished_at, rows_removed, partitions_removed,
               batches, blocked_rows, locked_rows, wal_bytes, status, error_code) ON ttl_history_log TO PUBLIC;
@@ -18,7 +18,7 @@ ALTER TABLE ttl_history_log ENABLE ROW LEVEL SECURITY;
 CREATE POLICY readable_table ON ttl_history_log FOR SELECT USING (
     pg_has_role('pg_monitor', 'USAGE') OR rule_id = ANY (ARRAY(SELECT rule_id FROM ttl_states())));
 
--- What \df, \d and \dx+ tell.
+-- Shown by \df, \d and \dx+.
 COMMENT ON TABLE ttl_index_table IS 'TTL rules as they were registered, and their counters';
 COMMENT ON TABLE ttl_binding IS 'what the names in TTL rules stand for in this database';
 COMMENT ON TABLE ttl_state IS 'what errors of TTL rules say, and how far their rows are blocked';
@@ -72,5 +72,5 @@ BEGIN
 END
 $$;
 
--- A worker is wanted from now on.
+-- From now on, this database wants a worker.
 SELECT ttl_wake();

@@ -1,4 +1,5 @@
--- From the C extension 3.0.0: its rules are set aside, its objects dropped, and this version's made. `make schema` writes this script.
+-- Upgrades from the C extension 3.0.0: sets its rules aside, drops its objects, and creates those of this version.
+-- `make schema` writes this script.
 CREATE TEMPORARY TABLE ttl_rules_of_3 AS SELECT * FROM @extschema@.ttl_index_table;
 DROP FUNCTION @extschema@.ttl_create_index(text, text, integer, integer, text);
 DROP FUNCTION @extschema@.ttl_drop_index(text, text);
@@ -10,7 +11,7 @@ DROP FUNCTION @extschema@.ttl_summary();
 DROP TABLE @extschema@.ttl_index_table;
 
 
--- The catalog: what users asked for, and what that means in this database.
+-- The catalog: the rules that users asked for, and the objects they refer to in this database.
 
 DO $$
 BEGIN
@@ -36,14 +37,14 @@ CREATE TABLE ttl_index_table (
     soft_delete_column         text,
     filter                     text,
     filter_columns             text[] NOT NULL DEFAULT '{}',
-    -- Of a rule on an expression, which is then its column_name: the columns it uses, and its type.
+    -- For a rule on an expression, which is then its column_name: the columns it uses, and its type.
     expression_columns         text[],
     expression_type            text,
-    -- The types below all domains of the columns that the rule uses: the TTL column or those of the expression, the soft
-    -- delete column, those of the filter. A rule on columns of other types waits until somebody says what is meant.
+    -- The base types of the columns that the rule uses: the TTL column or those of the expression, the soft delete
+    -- column, those of the filter. A rule whose columns have other types waits until a user says what is meant.
     column_types               text[],
-    -- How many triggers and rewrite rules stand on the table and what is below it, those of foreign keys included. A
-    -- restored rule waits until so many are there again.
+    -- How many triggers and rewrite rules the table and the relations below it have, including those of foreign keys. A
+    -- restored rule waits until that many exist again.
     guards                     integer NOT NULL DEFAULT 0 CHECK (guards >= 0),
     time_zone                  text NOT NULL,
     unit                       text CHECK (unit IN ('s', 'ms', 'us', 'ns', 'ulid')),
@@ -60,14 +61,15 @@ CREATE TABLE ttl_index_table (
     run_window                 text,
     max_rows_per_second        integer CHECK (max_rows_per_second > 0),
     max_rows_per_run           bigint CHECK (max_rows_per_run > 0),
-    -- Of a rule that an option purge_after has made: the rule that has it. No foreign key: a dump may bring it first.
+    -- For a rule that an option purge_after has created: the rule with that option. No foreign key: a dump may restore
+    -- this rule first.
     purges                     bigint CHECK (purges <> id),
     index_name                 text CHECK (octet_length(index_name) BETWEEN 1 AND 63),
     index_created_by_extension boolean NOT NULL DEFAULT false,
     created_at                 timestamptz NOT NULL DEFAULT now(),
     updated_at                 timestamptz NOT NULL DEFAULT now(),
     last_run                   timestamptz,
-    -- When the last sweep began that went through, and did something.
+    -- When the last sweep began that completed and did something.
     swept_at                   timestamptz,
     rows_deleted_last_run      bigint NOT NULL DEFAULT 0 CHECK (rows_deleted_last_run >= 0),
     total_rows_deleted         bigint NOT NULL DEFAULT 0 CHECK (total_rows_deleted >= 0),
@@ -78,40 +80,42 @@ CREATE TABLE ttl_index_table (
     consecutive_failures       integer NOT NULL DEFAULT 0 CHECK (consecutive_failures >= 0),
     -- When a rule that failed may be tried again.
     retry_at                   timestamptz,
-    -- The same of a worker that makes the index.
+    -- The same for the worker that builds the index.
     index_failures             integer NOT NULL DEFAULT 0 CHECK (index_failures >= 0),
     index_retry_at             timestamptz,
-    -- What the last sweep had to leave: rows it could not remove, rows that others had locked, parts of the table.
+    -- What the last sweep had to leave: rows it could not remove, rows that other sessions had locked, parts of the
+    -- table.
     blocked_rows               bigint NOT NULL DEFAULT 0 CHECK (blocked_rows >= 0),
-    -- Blocked rows are left alone until they are due again, and were tried so often; see ttl_state.
+    -- When the blocked rows are due for another try, and how often they were tried; see ttl_state.
     blocked_retry_at           timestamptz,
     blocked_tries              integer NOT NULL DEFAULT 0 CHECK (blocked_tries >= 0),
     locked_rows                bigint NOT NULL DEFAULT 0 CHECK (locked_rows >= 0),
     skipped_parts              text,
-    -- Counts changes of the definition, so that a sweep under way notices one.
+    -- Counts changes to the definition, so that a running sweep notices one.
     version                    bigint NOT NULL DEFAULT 0,
-    -- With the table, because everybody may insert rules on tables of their own, whatever they say to purge for.
+    -- Includes the table, because any user may insert rules on their own tables, with any value of purges.
     UNIQUE (purges, schema_name, table_name),
     CHECK ((expression_columns IS NULL) = (expression_type IS NULL)),
-    -- What is computed with these must not fail for all rules because of one that was written by hand.
+    -- Computing with these must not fail for all rules because of one that was written by hand.
     CHECK (isfinite(last_run) AND isfinite(swept_at) AND isfinite(retry_at) AND isfinite(index_retry_at) AND isfinite(blocked_retry_at)),
     CHECK (run_every < interval '10000 years' AND swept_at < '10000-01-01' AND version < 9000000000000000000),
     CHECK (index_name IS NOT NULL OR NOT index_created_by_extension)
 );
 
--- When a rule is due, if it has to rest: after a failure for a while, otherwise for the interval it asks for.
+-- When a rule that has to rest is due: a while after a failure, otherwise after its interval.
 CREATE FUNCTION ttl_due_at(rule ttl_index_table) RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
     RETURN greatest(rule.retry_at, CASE WHEN rule.consecutive_failures = 0 THEN rule.swept_at + rule.run_every END);
 
--- What hides is asked for by every session, whenever a rule has changed.
+-- Every session looks up the rules that hide rows whenever a rule has changed.
 CREATE INDEX ON ttl_index_table (id) WHERE hide_expired;
 
--- The objects that a rule's names stand for in this database. A rule follows its table because these do not change
--- when names do. They mean nothing in another database, so they are not dumped: restoring a rule binds it anew.
+-- The objects that a rule's names stand for in this database. A rule follows its table because OIDs do not change when
+-- names do. They mean nothing in another database, so they are not dumped: restoring a rule binds it anew.
 CREATE TABLE ttl_binding (
     rule_id            bigint PRIMARY KEY REFERENCES ttl_index_table ON DELETE CASCADE,
     relid              oid NOT NULL,
-    -- The owner of the table when the rule was registered, restored or altered: code of users in it is not run as another.
+    -- The owner of the table when the rule was registered, restored or altered: user code in the rule runs as no other
+    -- role.
     owner              oid NOT NULL DEFAULT 0,
     attnum             smallint,
     expression_attnums smallint[],
@@ -120,12 +124,12 @@ CREATE TABLE ttl_binding (
     index_relid        oid,
     archive_relid      oid,
     on_expire_oid      oid,
-    -- The index, if it has exactly the rule's rows: then its first entry tells how late the rule is.
+    -- The index, if it has exactly the rule's rows: then its first entry shows how late the rule is.
     probe_relid        oid,
-    -- What column_types names: identifiers of types, in the same order.
+    -- The OIDs of the types in column_types, in the same order.
     types              oid[] NOT NULL DEFAULT '{}',
-    -- What filter and expression mean: their analyzed form, as the major version of PostgreSQL that is given writes it, the
-    -- functions in it that are not PostgreSQL's own, and a fingerprint of those.
+    -- What filter and expression mean: their analyzed form, as the given major version of PostgreSQL writes it, the
+    -- functions in it that are not built in, and a fingerprint of those.
     filter_tree        text,
     expression_tree    text,
     tree_version       integer,
@@ -133,9 +137,9 @@ CREATE TABLE ttl_binding (
     functions          text,
     -- The objects whose DDL concerns the rule: its table, functions, types, and their schemas.
     uses               oid[] NOT NULL DEFAULT '{}',
-    -- How many of the guards were there when they were last counted.
+    -- How many of the guards existed when they were last counted.
     guards_found       integer NOT NULL DEFAULT 0,
-    -- The session that wrote the rule other than by registering it. While it is connected, a restore may be under way
+    -- The session that wrote the rule other than by registering it. While it is connected, a restore may be under way,
     -- and foreign keys and triggers may be still to come: the rule rests.
     held_by            integer,
     held_since         timestamptz,
@@ -145,12 +149,12 @@ CREATE TABLE ttl_binding (
 CREATE INDEX ON ttl_binding USING gin (uses) WITH (fastupdate = off);
 CREATE INDEX ON ttl_binding (index_relid);
 
--- A rule that is restored takes its number with it, and the sequence goes on behind it.
+-- A restored rule keeps its number, and the sequence continues behind it.
 SELECT pg_extension_config_dump('ttl_index_table', '');
 
--- What may have words or values of rows in it, and so is for owners and monitors: the messages of errors; and of blocked rows, which
--- are left alone for a while unless what may block them changes, the type and the last of their values, and a digest of triggers,
--- rules and constraints.
+-- Data that may contain text or values of rows, and so is for owners and monitors only: error messages; and for blocked
+-- rows, which are left alone for a while unless something that may block them changes, the type and the last of their
+-- values, and a digest of triggers, rules and constraints.
 CREATE TABLE ttl_state (
     rule_id       bigint PRIMARY KEY REFERENCES ttl_index_table ON DELETE CASCADE,
     last_error    text,
@@ -171,7 +175,7 @@ RETURN (
     LIMIT 1
 );
 
--- The same, but one that a worker is still making, and may drop and make again, is not there yet.
+-- The same, but an index that a worker is still building, and may drop and build again, does not count yet.
 CREATE FUNCTION ttl_ready_index(table_relid oid, index_name text, is_made_by_worker boolean) RETURNS oid
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 RETURN (
@@ -180,7 +184,7 @@ RETURN (
       AND (i.indisvalid OR NOT is_made_by_worker)
 );
 
--- Attribute numbers of the columns so named, NULL for one that does not exist.
+-- Attribute numbers of the columns with these names, NULL for one that does not exist.
 CREATE FUNCTION ttl_attnums(table_relid oid, names text[]) RETURNS smallint[]
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 RETURN CASE WHEN names IS NOT NULL THEN (
@@ -219,20 +223,20 @@ CREATE INDEX ON ttl_history_log (finished_at);
 -- Holds a row while automatic sweeping is switched off in this database.
 CREATE TABLE ttl_worker_off (
     since timestamptz NOT NULL DEFAULT now(),
-    -- What switched it off, if not somebody who called ttl_stop_worker().
+    -- What switched it off, unless a user called ttl_stop_worker().
     because text,
     only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one)
 );
 SELECT pg_extension_config_dump('ttl_worker_off', '');
 
--- The point-in-time recoveries of the server that this database has taken note of: sweeping was switched off for each, or there was
--- nothing yet to sweep.
+-- The server's point-in-time recoveries that this database has taken note of: sweeping was switched off for each, or
+-- there was nothing to sweep yet.
 CREATE TABLE ttl_recovery (
     id bigint PRIMARY KEY
 );
 
 CREATE FUNCTION ttl_touch_row() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_touch_row';
-CREATE FUNCTION ttl_make_room() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_make_room';
+CREATE FUNCTION ttl_free_key() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_free_key';
 
 CREATE PROCEDURE ttl_sweep(table_name regclass DEFAULT NULL, max_rows bigint DEFAULT NULL, max_time interval DEFAULT NULL)
     LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_sweep_wrapper';
@@ -613,10 +617,11 @@ AS 'MODULE_PATHNAME', 'ttl_progress_slots_wrapper';
 --   api::workers::ttl_last_recovery
 --   api::workers::ttl_progress_slots
 
--- A database that gets the extension now has nothing to rescue.
+-- A database that gets the extension now has no rows to save from a past recovery.
 INSERT INTO ttl_recovery SELECT id FROM ttl_last_recovery() AS id WHERE id IS NOT NULL;
 
--- A row for each worker, and one for this database if something keeps it from being swept. Workers are known by their backend type, which a session cannot take on as it can an application name.
+-- One row per worker, and one for this database if something keeps it from being swept. Workers are identified by their
+-- backend type, which a session cannot assume as it can an application name.
 CREATE FUNCTION ttl_worker_status() RETURNS TABLE (
     worker_pid integer,
     application_name text,
@@ -640,7 +645,7 @@ BEGIN ATOMIC
     ;
 END;
 
--- Runs as its caller: shows the sweeps of rules that the caller may see.
+-- Runs as its caller: shows the sweeps of the rules that the caller may see.
 CREATE FUNCTION ttl_progress() RETURNS TABLE (
     pid integer,
     schema_name text,
@@ -853,7 +858,8 @@ AS 'MODULE_PATHNAME', 'ttl_waits_for_process_wrapper';
 --   api::workers::ttl_states
 --   api::workers::ttl_waits_for_process
 
--- What users look at. Bodies of functions are bound to what they name, so that the schema can be renamed. They run as their caller: ttl_states() tells which rules the caller may see.
+-- Status functions for users. Function bodies are bound to the objects they name, so that the schema can be renamed.
+-- They run as their caller: ttl_states() decides which rules the caller may see.
 CREATE FUNCTION ttl_summary() RETURNS TABLE (
     schema_name text,
     table_name text,
@@ -944,7 +950,7 @@ BEGIN ATOMIC
     LEFT JOIN @extschema@.ttl_holds() AS resting ON resting.rule_id = t.id
     LEFT JOIN (SELECT rule_id, max(hold) AS hold FROM @extschema@.ttl_progress_slots() GROUP BY rule_id) AS sweep
            ON sweep.rule_id = t.id
-    -- Many rules may have one window.
+    -- Many rules may share one window.
     LEFT JOIN (SELECT w.run_window AS given, w.time_zone, stands.is_open, stands.until
                FROM (SELECT DISTINCT r.run_window, r.time_zone FROM @extschema@.ttl_index_table r WHERE r.run_window IS NOT NULL) AS w
                CROSS JOIN LATERAL @extschema@.ttl_run_window(w.run_window, w.time_zone, now()) AS stands) AS run_window
@@ -970,7 +976,7 @@ END;
 
 CREATE VIEW ttl_summary AS SELECT * FROM ttl_summary();
 
--- As its caller, too: row-level security on the log decides, and what errors say is for owners and monitors.
+-- Also runs as its caller: row-level security on the log decides, and error messages are for owners and monitors.
 CREATE FUNCTION ttl_history() RETURNS TABLE (
     id bigint,
     rule_id bigint,
@@ -1035,10 +1041,10 @@ CREATE FUNCTION "ttl_tell_of_drop"()
 --   api::follow::ttl_count_version
 --   api::follow::ttl_tell_of_drop
 
--- Rules follow their tables: what is written into the catalog is bound to objects, and DDL brings names up to date.
+-- Rules follow their tables: rules written into the catalog are bound to objects, and DDL brings names up to date.
 --
--- All of it is written in Rust and finds the extension's tables by itself, so that their schema can be renamed. It works in
--- every session, whether the library is preloaded or not.
+-- All of it is written in Rust and finds the extension's tables by itself, so that their schema can be renamed. It
+-- works in every session, whether the library is preloaded or not.
 CREATE TRIGGER ttl_count_version
     BEFORE UPDATE OF schema_name, table_name, column_name, expire_after, active, batch_size, soft_delete_column, filter,
                      filter_columns, expression_columns, expression_type, time_zone, unit, index_method, "concurrently",
@@ -1051,7 +1057,8 @@ CREATE TRIGGER ttl_tell_of_drop
     BEFORE DELETE ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_tell_of_drop();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_tell_of_drop;
 
--- Everybody may write rules, for a restore; of those without rights here each passes the checks of a registration.
+-- Any user may insert rules, for a restore. Rules from users without rights here each pass the checks of a
+-- registration.
 CREATE TRIGGER ttl_take_in
     BEFORE INSERT ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_take_in();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_take_in;
@@ -1068,7 +1075,7 @@ ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_bind;
 CREATE FUNCTION ttl_follow_ddl() RETURNS event_trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_follow_ddl';
 
 CREATE EVENT TRIGGER ttl_follow_alter ON ddl_command_end
-    -- ALTER VIEW and its kind rename tables, too. CREATE TABLE and CREATE SCHEMA may bring foreign keys to other tables.
+    -- ALTER VIEW and the like rename tables, too. CREATE TABLE and CREATE SCHEMA may add foreign keys to other tables.
     WHEN TAG IN ('ALTER TABLE', 'ALTER VIEW', 'ALTER MATERIALIZED VIEW', 'ALTER FOREIGN TABLE', 'ALTER INDEX',
                  'CREATE INDEX', 'ALTER SCHEMA', 'ALTER TYPE', 'ALTER DOMAIN', 'ALTER FUNCTION', 'ALTER ROUTINE',
                  'ALTER PROCEDURE', 'ALTER OPERATOR', 'ALTER EXTENSION', 'CREATE FUNCTION', 'CREATE TABLE', 'CREATE SCHEMA',
@@ -1078,8 +1085,8 @@ CREATE EVENT TRIGGER ttl_follow_drop ON sql_drop EXECUTE FUNCTION ttl_follow_ddl
 ALTER EVENT TRIGGER ttl_follow_alter ENABLE ALWAYS;
 ALTER EVENT TRIGGER ttl_follow_drop ENABLE ALWAYS;
 
--- Who may do what. The functions that register check ownership of the table themselves, so anyone may call them; the
--- catalog is written through them alone.
+-- Who may do what. The functions that register rules check ownership of the table themselves, so anyone may call them;
+-- the catalog is written only through them.
 REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_start_worker(), ttl_stop_worker() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_bind(), ttl_take_in(), ttl_adopt() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;
@@ -1087,10 +1094,10 @@ REVOKE ALL ON FUNCTION ttl_follow_ddl() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_on_expire_oid(text)
     FROM PUBLIC;
 
--- What was asked for is no secret, as the definitions of indexes and constraints are none: so everybody can dump it. How it goes is for
--- those who may read the table, and for pg_monitor; what errors say, for the owner and pg_monitor.
+-- Rule definitions are no secret, like those of indexes and constraints, so everybody can dump them. Their status is
+-- for roles that may read the table and for pg_monitor; error messages are for the owner and pg_monitor.
 GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_history, ttl_progress TO PUBLIC;
--- And restore it: see ttl_take_in.
+-- Everybody can restore them, too: see ttl_take_in.
 GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
 GRANT SELECT (id, rule_id, schema_name, table_name, column_name, initiator, started_at, finished_at, rows_removed, partitions_removed,
               batches, blocked_rows, locked_rows, wal_bytes, status, error_code) ON ttl_history_log TO PUBLIC;
@@ -1098,7 +1105,7 @@ ALTER TABLE ttl_history_log ENABLE ROW LEVEL SECURITY;
 CREATE POLICY readable_table ON ttl_history_log FOR SELECT USING (
     pg_has_role('pg_monitor', 'USAGE') OR rule_id = ANY (ARRAY(SELECT rule_id FROM ttl_states())));
 
--- What \df, \d and \dx+ tell.
+-- Shown by \df, \d and \dx+.
 COMMENT ON TABLE ttl_index_table IS 'TTL rules as they were registered, and their counters';
 COMMENT ON TABLE ttl_binding IS 'what the names in TTL rules stand for in this database';
 COMMENT ON TABLE ttl_state IS 'what errors of TTL rules say, and how far their rows are blocked';
@@ -1152,12 +1159,12 @@ BEGIN
 END
 $$;
 
--- A worker is wanted from now on.
+-- From now on, this database wants a worker.
 SELECT ttl_wake();
 
 
--- A rule whose table or column is not there is left out with a WARNING by the trigger that binds rules. Local times were compared in
--- the time zone of the server.
+-- The trigger that binds rules leaves out a rule whose table or column is missing, with a WARNING. Version 3.0.0
+-- compared local times in the server's time zone.
 INSERT INTO ttl_index_table (schema_name, table_name, column_name, expire_after, active, created_at, updated_at, last_run,
                              batch_size, rows_deleted_last_run, total_rows_deleted, index_name, soft_delete_column,
                              index_created_by_extension, time_zone)
@@ -1171,6 +1178,6 @@ LEFT JOIN pg_class i ON i.relnamespace = n.oid AND i.relname = old.index_name AN
 ORDER BY old.schema_name, old.table_name, old.column_name;
 DROP TABLE pg_temp.ttl_rules_of_3;
 SELECT ttl_adopt();
--- Rows that a recovery has brought back are held, whichever version they come to.
+-- A recovery into either version holds sweeping.
 DELETE FROM ttl_recovery;
 SELECT ttl_wake();

@@ -1,4 +1,5 @@
--- What users look at. Bodies of functions are bound to what they name, so that the schema can be renamed. They run as their caller: ttl_states() tells which rules the caller may see.
+-- Status functions for users. Function bodies are bound to the objects they name, so that the schema can be renamed.
+-- They run as their caller: ttl_states() decides which rules the caller may see.
 CREATE FUNCTION ttl_summary() RETURNS TABLE (
     schema_name text,
     table_name text,
@@ -89,7 +90,7 @@ BEGIN ATOMIC
     LEFT JOIN @extschema@.ttl_holds() AS resting ON resting.rule_id = t.id
     LEFT JOIN (SELECT rule_id, max(hold) AS hold FROM @extschema@.ttl_progress_slots() GROUP BY rule_id) AS sweep
            ON sweep.rule_id = t.id
-    -- Many rules may have one window.
+    -- Many rules may share one window.
     LEFT JOIN (SELECT w.run_window AS given, w.time_zone, stands.is_open, stands.until
                FROM (SELECT DISTINCT r.run_window, r.time_zone FROM @extschema@.ttl_index_table r WHERE r.run_window IS NOT NULL) AS w
                CROSS JOIN LATERAL @extschema@.ttl_run_window(w.run_window, w.time_zone, now()) AS stands) AS run_window
@@ -115,7 +116,7 @@ END;
 
 CREATE VIEW ttl_summary AS SELECT * FROM ttl_summary();
 
--- As its caller, too: row-level security on the log decides, and what errors say is for owners and monitors.
+-- Also runs as its caller: row-level security on the log decides, and error messages are for owners and monitors.
 CREATE FUNCTION ttl_history() RETURNS TABLE (
     id bigint,
     rule_id bigint,

@@ -1,7 +1,8 @@
--- A database that gets the extension now has nothing to rescue.
+-- A database that gets the extension now has no rows to save from a past recovery.
 INSERT INTO ttl_recovery SELECT id FROM ttl_last_recovery() AS id WHERE id IS NOT NULL;
 
--- A row for each worker, and one for this database if something keeps it from being swept. Workers are known by their backend type, which a session cannot take on as it can an application name.
+-- One row per worker, and one for this database if something keeps it from being swept. Workers are identified by their
+-- backend type, which a session cannot assume as it can an application name.
 CREATE FUNCTION ttl_worker_status() RETURNS TABLE (
     worker_pid integer,
     application_name text,
@@ -25,7 +26,7 @@ BEGIN ATOMIC
     ;
 END;
 
--- Runs as its caller: shows the sweeps of rules that the caller may see.
+-- Runs as its caller: shows the sweeps of the rules that the caller may see.
 CREATE FUNCTION ttl_progress() RETURNS TABLE (
     pid integer,
     schema_name text,

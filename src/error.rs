@@ -31,21 +31,21 @@ pub enum TtlError {
     CannotExpire { column: String, data_type: String },
     #[error("column \"{0}\" has a type that cannot expire")]
     CannotExpireNow(String),
-    #[error("column \"{0}\" is not of the type any more that it had when the TTL rule was registered")]
+    #[error("the type of column \"{0}\" has changed since the TTL rule was registered")]
     TypeChanged(String),
-    #[error("column \"{0}\" that the TTL rule uses is not there any more")]
+    #[error("column \"{0}\" used by the TTL rule no longer exists")]
     ColumnMissing(String),
     #[error("soft delete column \"{0}\" was dropped")]
     MarkDropped(String),
     #[error("column \"{0}\" of the filter was dropped")]
     FilterColumnDropped(String),
-    #[error("the {0} of the TTL rule does not mean any more what it meant when it was registered")]
+    #[error("the meaning of the {0} of the TTL rule has changed since it was registered")]
     MeaningChanged(Purpose),
-    #[error("a TTL rule stays on its table and column")]
+    #[error("cannot move a TTL rule to another table or column")]
     RuleMoved,
     #[error("the owner of the table has not confirmed the TTL rule")]
     NotConfirmed,
-    #[error("column \"{0}\" cannot mark a row as deleted any more")]
+    #[error("column \"{0}\" can no longer mark a row as deleted")]
     CannotMarkNow(String),
     #[error("soft delete column \"{0}\" must not be the TTL column itself")]
     MarkIsSource(String),
@@ -67,21 +67,21 @@ pub enum TtlError {
     NoPrimaryKey(String),
     #[error("the key does not have the columns of the primary key of table {table}")]
     KeyShape { table: String, columns: String },
-    #[error("column \"{0}\" is not one that a row's expiry can be written to")]
+    #[error("cannot write the expiry of a row to column \"{0}\"")]
     NotWritable(String),
-    #[error("rows do not live for a time from \"{0}\" on that could start again")]
+    #[error("column \"{0}\" does not start a time to live that could be restarted")]
     NoClock(String),
-    #[error("rows of table \"{0}\" are in children, which do not have its triggers")]
+    #[error("rows of table \"{0}\" are in child tables, which do not have its triggers")]
     TouchOfChildren(String),
-    #[error("mode \"{0}\" is not known")]
+    #[error("unrecognized mode \"{0}\"")]
     Mode(String),
     #[error("expires_at must be finite")]
     InfiniteInstant,
-    #[error("the function is for triggers that pg_ttl_index makes")]
+    #[error("function can only be called by triggers of pg_ttl_index")]
     NotOurTrigger,
-    #[error("a value is not of the type that a statement of pg_ttl_index needs")]
+    #[error("value has an unexpected type")]
     Mismatch,
-    #[error("rows of table \"{0}\" are seen through its parent, too")]
+    #[error("rows of table \"{0}\" are also visible through its parent")]
     HiddenPart(String),
     #[error("{} key value violates {} constraint \"{constraint}\"", if *is_exclusion { "conflicting" } else { "duplicate" }, if *is_exclusion { "exclusion" } else { "unique" })]
     HiddenKey { constraint: String, is_exclusion: bool },
@@ -89,13 +89,13 @@ pub enum TtlError {
     OwnersCode(String),
     #[error("could not serialize access due to a row that expired concurrently")]
     ExpiredMeanwhile,
-    #[error("a row that has expired is in the way of the new one")]
+    #[error("an expired row conflicts with the new row")]
     HiddenConflict,
-    #[error("hide_expired needs the library in every session")]
+    #[error("hide_expired requires pg_ttl_index to be loaded in every session")]
     NotLoaded,
-    #[error("hide_expired needs a filter and an expression of immutable functions and types of PostgreSQL's own")]
+    #[error("hide_expired requires a filter and an expression that use only built-in immutable functions and types")]
     HiddenByCode,
-    #[error("hide_expired needs a time zone other than \"{0}\", which depends on timezone_abbreviations")]
+    #[error("hide_expired cannot use time zone \"{0}\", which depends on timezone_abbreviations")]
     HiddenByZone(String),
     #[error("expire_after and expire_after_seconds must not be given together")]
     TwoExpiries,
@@ -113,15 +113,15 @@ pub enum TtlError {
     Constant,
     #[error("functions in an indexed TTL expression must be immutable")]
     NotImmutable,
-    #[error("triggers of table {0}, behind a foreign key, would run with the rights of another role")]
+    #[error("triggers of table {0}, reached through a foreign key, would run with the privileges of another role")]
     CascadeTriggers(String),
     #[error("could not obtain lock on partition {0}")]
     PartInUse(String),
-    #[error("partition {0} is not the one it was")]
+    #[error("partition {0} has been replaced")]
     AnotherPart(String),
     #[error("permission denied for schema {0}")]
     SchemaPermission(String),
-    #[error("archive table {0} must have the owner of the table")]
+    #[error("archive table {0} must have the same owner as the table")]
     ArchiveOwner(String),
     #[error("rows of table \"{0}\" cannot be archived in itself")]
     ArchiveIsSource(String),
@@ -141,19 +141,19 @@ pub enum TtlError {
     ArchiveType { archive: String, column: String },
     #[error("column \"{column}\" of archive table {archive} would have no value")]
     ArchiveNeeds { archive: String, column: String },
-    #[error("the archive table has not taken every row")]
+    #[error("the archive table did not accept every row")]
     ArchiveRefused,
     #[error("function {0} cannot be called with expired rows")]
     FunctionArguments(String),
     #[error("the table's owner must be allowed to call function {0}")]
     FunctionPermission(String),
-    #[error("rows of table \"{0}\" are not in partitions")]
+    #[error("table \"{0}\" is not partitioned")]
     NotPartitioned(String),
-    #[error("soft delete column \"{0}\" does not tell when a row was deleted")]
+    #[error("soft delete column \"{0}\" does not record when a row was deleted")]
     PurgeOfFlag(String),
     #[error("rows cannot be purged by a filter that uses soft delete column \"{0}\"")]
     PurgeFilter(String),
-    #[error("there is a TTL rule on column \"{0}\" already")]
+    #[error("there is already a TTL rule on column \"{0}\"")]
     PurgeTaken(String),
     #[error("the table does not exist")]
     RestoredTableMissing,
@@ -165,7 +165,7 @@ pub enum TtlError {
     RestoredTypes,
     #[error("rule {0}, for which it purges, does not mark rows in this column of the same table")]
     RestoredPurge(i64),
-    #[error("the TTL rule on column \"{column}\" is there to purge for another")]
+    #[error("the TTL rule on column \"{column}\" belongs to purge_after of another rule")]
     IsPurge { column: String },
     #[error("ttl_sweep cannot run inside a transaction block")]
     CannotCommit,
@@ -327,7 +327,7 @@ impl TtlError {
     fn detail(&self) -> Option<String> {
         match self {
             Self::HiddenKey { .. } | Self::HiddenConflict => {
-                Some("A row that has expired, and that a new one does not replace, has the key.".into())
+                Some("An expired row that the new row cannot replace has the key.".into())
             }
             Self::NotATable { kind, .. } | Self::ArchiveKind { kind, .. } => Some(format!("This is {kind}.")),
             Self::Invalid(Invalid::TtlTooLong(_)) => {
@@ -354,11 +354,11 @@ impl TtlError {
             Self::Invalid(Invalid::Reset(_)) => {
                 Some(format!("Options with a default are {}.", Options::resettable().join(", ")))
             }
-            Self::ArchiveOwner(_) => Some("Its triggers run with the rights of the table's owner.".into()),
+            Self::ArchiveOwner(_) => Some("Its triggers run with the privileges of the table's owner.".into()),
             Self::ArchiveMissing { .. } | Self::ArchiveType { .. } => {
                 Some("An archive made with CREATE TABLE … (LIKE …) has the columns it needs.".into())
             }
-            Self::ArchiveUnlogged(_) => Some("A crash would empty it, and the rows are gone from their table.".into()),
+            Self::ArchiveUnlogged(_) => Some("A crash would empty it after the rows have left their table.".into()),
             Self::ArchiveCircle(_) => Some("Another rule moves them on from there.".into()),
             Self::MarkIsKey(_) => Some("A row that is marked would have to move to another partition.".into()),
             Self::ArchiveNeeds { .. } => Some("Give it a default, or let it be null.".into()),
@@ -371,26 +371,26 @@ impl TtlError {
             Self::PurgeFilter(_) => Some("The purge has the same filter, and its rows are marked.".into()),
             Self::PurgeTaken(_) => Some("Drop that rule: purge_after makes one of its own.".into()),
             Self::IsPurge { .. } => Some("Change purge_after of the other rule.".into()),
-            Self::NotATable { .. } => Some("TTL rules stand on tables and partitioned tables.".into()),
+            Self::NotATable { .. } => Some("TTL rules can be registered on tables and partitioned tables.".into()),
             Self::TemporaryTable => Some("A temporary table is invisible to the background worker.".into()),
-            Self::ConcurrentHypertable(_) => Some("TimescaleDB makes those of its chunks at once; leave out concurrently.".into()),
+            Self::ConcurrentHypertable(_) => Some("TimescaleDB builds the indexes of its chunks itself; leave out concurrently.".into()),
             Self::NotAHeap { .. } => Some(
                 "Foreign tables, other table access methods, distributed tables and compressed chunks cannot be swept row by row."
                     .into(),
             ),
             Self::CannotExpire { .. } => Some(format!("Use a column of type {}.", Source::ACCEPTED)),
             Self::TypeChanged(_) => Some(
-                "Say what is meant with ttl_create_index or ttl_alter_index: the latter keeps unit and time_zone if they are not given."
+                "Confirm the rule with ttl_create_index or ttl_alter_index; the latter keeps unit and time_zone unless they are given."
                     .into(),
             ),
             Self::ColumnMissing(_) | Self::MarkDropped(_) | Self::FilterColumnDropped(_) => {
                 Some("Register the rule again with ttl_create_index.".into())
             }
             Self::MeaningChanged(_) => {
-                Some("A function or type was replaced. If all is well, ttl_alter_index without options says so.".into())
+                Some("A function or type was replaced. If the rule is still right, confirm it with ttl_alter_index without options.".into())
             }
             Self::NotConfirmed => Some(
-                "The owner is another than when it was registered, or it had stopped before a restore. If all is well, ttl_alter_index without options says so."
+                "The table has a new owner, or the rule had stopped before it was restored. If the rule is still right, confirm it with ttl_alter_index without options."
                     .into(),
             ),
             Self::RuleMoved => Some(
@@ -404,7 +404,7 @@ impl TtlError {
                 "Give text for a key of one column, or a JSON object with exactly these: {columns}. Numbers that are not integers of 64 bits come as strings."
             )),
             Self::NotWritable(_) => Some(
-                "Generated columns, expressions, JSON and uuid columns are read only. Change what they are made of.".into(),
+                "Generated columns, expressions, JSON and uuid columns cannot be written; change the columns they are computed from.".into(),
             ),
             Self::NoClock(_) => Some("The column holds the instant of expiry itself; use ttl_set or ttl_expire_at.".into()),
             Self::TouchOfChildren(_) => Some("Use partitions instead of inheritance.".into()),
@@ -412,18 +412,18 @@ impl TtlError {
                 Some("Add pg_ttl_index to shared_preload_libraries, or to session_preload_libraries.".into())
             }
             Self::HiddenByCode => {
-                Some("They run in every query of the table, with the rights and the settings of whoever asks.".into())
+                Some("They run in every query on the table, with the caller's privileges and settings.".into())
             }
             Self::OwnersCode(_) => Some(
-                "Only the owner and superusers can ask for one row where a filter or expression calls functions of users.".into(),
+                "Only the owner and superusers can use this function if the rule calls user-defined functions.".into(),
             ),
             Self::ExpiredMeanwhile => Some("The transaction might succeed if retried.".into()),
             Self::HiddenByZone(_) => Some("Use the name of a place, as in America/New_York.".into()),
             Self::HiddenPart(_) => Some("Register the rule on the parent.".into()),
             Self::Mode(_) => Some("Use always, nx, xx, gt or lt.".into()),
-            Self::InfiniteInstant => Some("Use ttl_persist to have a row never expire.".into()),
+            Self::InfiniteInstant => Some("Use ttl_persist for a row that never expires.".into()),
             Self::NoRule { .. } | Self::NoRules(_) => Some("Register one with ttl_create_index.".into()),
-            Self::Subquery(_) => Some("It decides by the columns of the row alone.".into()),
+            Self::Subquery(_) => Some("It can only use columns of the row.".into()),
             Self::WholeRow(_) => Some("Name the columns that are needed.".into()),
             Self::NotImmutable => Some(
                 "Use index_method => 'none', or immutable functions: AT TIME ZONE instead of the session's time zone, say."

@@ -1,6 +1,6 @@
 
--- A rule whose table or column is not there is left out with a WARNING by the trigger that binds rules. Local times were compared in
--- the time zone of the server.
+-- The trigger that binds rules leaves out a rule whose table or column is missing, with a WARNING. Version 3.0.0
+-- compared local times in the server's time zone.
 INSERT INTO ttl_index_table (schema_name, table_name, column_name, expire_after, active, created_at, updated_at, last_run,
                              batch_size, rows_deleted_last_run, total_rows_deleted, index_name, soft_delete_column,
                              index_created_by_extension, time_zone)
@@ -14,6 +14,6 @@ LEFT JOIN pg_class i ON i.relnamespace = n.oid AND i.relname = old.index_name AN
 ORDER BY old.schema_name, old.table_name, old.column_name;
 DROP TABLE pg_temp.ttl_rules_of_3;
 SELECT ttl_adopt();
--- Rows that a recovery has brought back are held, whichever version they come to.
+-- A recovery into either version holds sweeping.
 DELETE FROM ttl_recovery;
 SELECT ttl_wake();

@@ -1,4 +1,5 @@
--- From the C extension 3.0.0: its rules are set aside, its objects dropped, and this version's made. `make schema` writes this script.
+-- Upgrades from the C extension 3.0.0: sets its rules aside, drops its objects, and creates those of this version.
+-- `make schema` writes this script.
 CREATE TEMPORARY TABLE ttl_rules_of_3 AS SELECT * FROM @extschema@.ttl_index_table;
 DROP FUNCTION @extschema@.ttl_create_index(text, text, integer, integer, text);
 DROP FUNCTION @extschema@.ttl_drop_index(text, text);

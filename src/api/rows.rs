@@ -130,8 +130,8 @@ c_function!(
 
 c_function!(
     /// The trigger on a table with hidden rows; its argument is a rule's id. Declared in `sql/rows.sql`.
-    ttl_make_room,
-    pg_finfo_ttl_make_room,
+    ttl_free_key,
+    pg_finfo_ttl_free_key,
     trigger::Call<'_>,
     |call| call.answer(visibility::made_room)
 );

@@ -101,6 +101,19 @@ struct Unbound {
 impl Catalog {
     /// Binds a rule, whose table and columns exist, to all objects it refers to.
     pub(super) fn bind(&self, id: i64, how: Binding) -> Result<(), TtlError> {
+        let Some(rule) = self.bind_names(id, how)? else { return Ok(()) };
+        self.bind_meanings(id, &rule, how)?;
+        self.know_uses(id)?;
+        self.count_guards(id, rule.relid)?;
+        match how {
+            Binding::Registered | Binding::Upgraded => self.know_probe(id),
+            // The restore has yet to create its index.
+            Binding::Restored => Ok(()),
+        }
+    }
+
+    /// Looks up the names in a rule, and returns what else there is to bind.
+    fn bind_names(&self, id: i64, how: Binding) -> Result<Option<Unbound>, TtlError> {
         let numbers = format!(
             "UPDATE {schema}.ttl_binding b
              SET owner = CASE WHEN $2 THEN b.owner
@@ -140,13 +153,17 @@ impl Catalog {
                 })
             })
         })?;
-        let Some(rule) = unbound.into_iter().next() else { return Ok(()) };
+        Ok(unbound.into_iter().next())
+    }
+
+    /// Stores the types of a rule's columns, and what its filter and expression mean.
+    fn bind_meanings(&self, id: i64, rule: &Unbound, how: Binding) -> Result<(), TtlError> {
         let present =
             || rule.attnums.iter().filter_map(|attnum| Some(access::column(rule.relid, *attnum)?.1)).collect();
         let types: Vec<Oid> = match how {
             Binding::Registered => present(),
-            Binding::Restored => rule.named_types.unwrap_or_else(present),
-            Binding::Upgraded => rule.bound_types,
+            Binding::Restored => rule.named_types.clone().unwrap_or_else(present),
+            Binding::Upgraded => rule.bound_types.clone(),
         };
         let meaning = |text: &Option<String>, purpose| {
             let read = || text.as_deref().map(|text| meaning::of(rule.relid, text, purpose)).transpose();
@@ -191,14 +208,7 @@ impl Catalog {
                 spi::execute(&describe, &[id.into(), types.into()])?;
             }
             Ok::<_, TtlError>(())
-        })?;
-        self.know_uses(id)?;
-        self.count_guards(id, rule.relid)?;
-        match how {
-            Binding::Registered | Binding::Upgraded => self.know_probe(id),
-            // The restore has yet to create its index.
-            Binding::Restored => Ok(()),
-        }
+        })
     }
 
     /// Adds the objects a rule uses by name, and the schemas of all objects, to those its expressions use.

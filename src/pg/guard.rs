@@ -39,8 +39,7 @@ pub(super) unsafe fn add(query: *mut pg_sys::Query, conditions: &[(i32, Rc<Condi
 ///
 /// PostgreSQL orders the quals of a scan by security level and then by cost. A qual that gets nothing from a row counts
 /// as leakproof and may come first if it is cheap: `1 / $2`, a user's function, a subquery. Whether it is called, or
-/// fails, would reveal whether there is a row. So the condition gets the lowest level and a cost
-/// below all others.
+/// fails, would reveal whether there is a row. So the condition gets the lowest level and a cost below all others.
 ///
 /// # Safety
 /// Called while the relation at this index is planned.
@@ -89,7 +88,7 @@ pub(super) unsafe fn check_first_in_rechecks(
             if let Some(condition) = condition_of((*entry).relid) {
                 let mut first = ptr::null_mut();
                 for clause in elements(simplified(ptr::null_mut(), &condition, index as i32)) {
-                    // Queries of the engine do not have it.
+                    // The engine's own queries do not have the condition.
                     let is_there =
                         [(*plan).qual, *recheck].iter().any(|quals| pg_sys::list_member(*quals, clause.ptr_value));
                     if is_there {
@@ -135,7 +134,7 @@ unsafe extern "C-unwind" fn is_user_function(function: Oid, _state: *mut c_void)
 /// query.
 ///
 /// # Safety
-/// Called while a query is planned, by `root` or to the end.
+/// Called while a query is planned; `root` is its planner state, or null when the plan is finished.
 unsafe fn simplified(root: *mut pg_sys::PlannerInfo, condition: &Condition, index: i32) -> *mut pg_sys::List {
     // SAFETY: as promised by the caller.
     unsafe {

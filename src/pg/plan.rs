@@ -1,4 +1,4 @@
-//! Statements planned once, under settings that then need not be in force while they run.
+//! Statements planned once, under settings that need not be in force when they run.
 
 use super::receiver::{Collector, Deleter, Value, delete, ignore, start};
 use super::{identity, planner};
@@ -9,39 +9,39 @@ use pgrx::prelude::*;
 use pgrx::spi::Spi;
 use std::ffi::{CStr, CString, c_char};
 
-/// A prepared statement that keeps the plan it got when it was made, whatever its parameters.
+/// A prepared statement that keeps its plan, whatever its parameters.
 pub struct Plan {
     statement: pg_sys::SPIPlanPtr,
     /// The types of its parameters.
     parameters: Vec<pg_sys::Oid>,
-    /// Whether it is one of the engine's, which sees what is hidden.
+    /// Whether it is a statement of the engine, which sees hidden rows.
     is_engine: bool,
 }
 
-/// A row's place in its table.
+/// The position of a row in its table.
 pub type Tid = pg_sys::ItemPointerData;
 
 /// Which rows a statement is about.
 #[derive(Clone, Copy)]
-pub enum Places<'a> {
-    Anywhere,
-    These(&'a [Tid]),
+pub enum Rows<'a> {
+    All,
+    Listed(&'a [Tid]),
     /// Both ends included.
     Between(&'a Tid, &'a Tid),
-    /// The first so many with values beyond one, which is given as text.
+    /// The first rows with values beyond one, which is given as text, and how many of them.
     Beyond(&'a str, i64),
 }
 
 /// Which of the rows that a query finds are deleted.
 #[derive(Clone, Copy)]
 pub enum Wanted<'a> {
-    /// Those at these positions, which are sorted, as the rows are.
+    /// The rows at these TIDs. These are sorted, and so are the rows that the query finds.
     Listed(&'a [Tid]),
-    /// All, until so many have been seen.
+    /// All rows, until this many have been seen.
     Upto(usize),
 }
 
-/// What became of the rows that a query found.
+/// The result of deleting the rows that a query found.
 #[derive(Debug, Default)]
 pub struct Deleted {
     pub tids: Vec<Tid>,
@@ -52,13 +52,13 @@ pub struct Deleted {
 }
 
 impl Deleted {
-    /// How many rows the query found.
+    /// Returns how many rows the query found.
     pub fn seen(&self) -> usize {
         self.tids.len() + self.left.len()
     }
 }
 
-/// The block a place is in, and its number there.
+/// Returns the block of a TID, and its offset there.
 pub fn position(tid: &Tid) -> (u32, u16) {
     ((u32::from(tid.ip_blkid.bi_hi) << 16) | u32::from(tid.ip_blkid.bi_lo), tid.ip_posid)
 }
@@ -76,27 +76,27 @@ impl Plan {
         Self::new(sql, &mut [])
     }
 
-    /// Plans a statement about the rows at given places, its parameter.
+    /// Plans a statement about the rows at some TIDs, its parameter.
     pub fn for_rows(sql: &str) -> Self {
         Self::new(sql, &mut [pg_sys::TIDARRAYOID])
     }
 
-    /// Plans a statement about the rows between two places, its parameters.
+    /// Plans a statement about the rows between two TIDs, its parameters.
     pub fn for_range(sql: &str) -> Self {
         Self::new(sql, &mut [pg_sys::TIDOID, pg_sys::TIDOID])
     }
 
-    /// Plans a statement with parameters of these types.
-    /// Plans a query for the rows beyond a value, and how many of them.
+    /// Plans a query whose parameters are the value that rows must lie beyond, and how many of them to find.
     pub fn for_rows_beyond(sql: &str) -> Self {
         Self::new(sql, &mut [pg_sys::TEXTOID, pg_sys::INT8OID])
     }
 
+    /// Plans a statement with parameters of these types.
     pub fn new(sql: &str, parameters: &mut [pg_sys::Oid]) -> Self {
         let sql = CString::new(sql).unwrap_or_default();
         Spi::connect(|_| {
-            // SAFETY: within an SPI connection. The statement is kept before it is planned, because keeping it discards a
-            // plan; Drop frees it, also if planning fails. A kept statement's plan is pinned by the resource owner.
+            // SAFETY: within an SPI connection. The statement is kept before it is planned, because keeping it discards
+            // a plan; Drop frees it even if planning fails. A kept statement's plan is pinned by the resource owner.
             unsafe {
                 let options = pg_sys::CURSOR_OPT_GENERIC_PLAN as i32;
                 let count = parameters.len() as i32;
@@ -115,7 +115,7 @@ impl Plan {
         })
     }
 
-    /// Makes the plan, or makes it anew if something has changed, as a statement of the engine if it is one.
+    /// Makes the plan, or remakes it if something has changed. A statement of the engine is planned as such.
     ///
     /// # Safety
     /// There is an SPI connection.
@@ -131,24 +131,24 @@ impl Plan {
         });
     }
 
-    /// Runs a statement, and tells how many rows it found or changed.
-    pub fn run(&self, places: Places<'_>) -> usize {
+    /// Runs a statement and returns how many rows it found or changed.
+    pub fn run(&self, rows: Rows<'_>) -> usize {
         Spi::connect(|_| {
             let mut nobody = pg_sys::DestReceiver { rStartup: Some(start), ..Collector::receiver(ignore) };
             // SAFETY: within an SPI connection; the receiver outlives the call.
             unsafe {
-                self.execute(places, 0, &mut nobody);
+                self.execute(rows, 0, &mut nobody);
                 pg_sys::SPI_processed as usize
             }
         })
     }
 
-    /// Runs a query, and takes its first row, as texts.
-    pub fn row(&self, places: Places<'_>) -> Vec<Option<String>> {
+    /// Runs a query and returns its first row, as text.
+    pub fn row(&self, rows: Rows<'_>) -> Vec<Option<String>> {
         Spi::connect(|_| {
             // SAFETY: within an SPI connection, which collects the rows itself without a receiver; texts are copied.
             unsafe {
-                self.execute(places, 0, std::ptr::null_mut());
+                self.execute(rows, 0, std::ptr::null_mut());
                 let table = pg_sys::SPI_tuptable;
                 if table.is_null() || pg_sys::SPI_processed == 0 {
                     return Vec::new();
@@ -164,23 +164,23 @@ impl Plan {
     }
 
     /// Runs a query whose first column is a `ctid`, for at most `limit` rows.
-    pub fn find(&self, places: Places<'_>, limit: usize) -> Found {
+    pub fn find(&self, rows: Rows<'_>, limit: usize) -> Found {
         Spi::connect(|_| {
             let mut collector = Collector::default();
             // SAFETY: within an SPI connection; the collector begins with a receiver, and outlives the call.
-            unsafe { self.execute(places, limit, std::ptr::from_mut(&mut collector).cast()) };
+            unsafe { self.execute(rows, limit, std::ptr::from_mut(&mut collector).cast()) };
             Found { tids: collector.tids, last: collector.last.map(Value::into_text) }
         })
     }
 
-    /// Runs a query whose first column is a `ctid`, and deletes the rows it finds, without waiting for locks.
+    /// Runs a query whose first column is a `ctid`, and deletes the rows it finds without waiting for locks.
     ///
-    /// Only the version that met the conditions of the query is deleted: if another transaction has updated it, or is about
-    /// to, the heap says so, and the row is left.
-    pub fn delete(&self, places: Places<'_>, relid: pg_sys::Oid, wanted: Wanted<'_>) -> Deleted {
+    /// Only the row version that met the query's conditions is deleted: if another transaction has updated it, or is
+    /// about to, the heap says so, and the row is left.
+    pub fn delete(&self, rows: Rows<'_>, relid: pg_sys::Oid, wanted: Wanted<'_>) -> Deleted {
         Spi::connect(|_| {
-            // SAFETY: within an SPI connection; the relation is one that its lock and its access method allow to delete from,
-            // and the deleter begins with a receiver and outlives the call.
+            // SAFETY: within an SPI connection; the relation's lock and access method allow deleting from it, and the
+            // deleter begins with a receiver and outlives the call.
             unsafe {
                 let relation = pg_sys::relation_open(relid, pg_sys::NoLock as pg_sys::LOCKMODE);
                 let lock = pg_sys::RowExclusiveLock as pg_sys::LOCKMODE;
@@ -202,7 +202,7 @@ impl Plan {
                     deleted: Deleted::default(),
                     last: None,
                 };
-                self.execute(places, 0, std::ptr::from_mut(&mut deleter).cast());
+                self.execute(rows, 0, std::ptr::from_mut(&mut deleter).cast());
                 pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
                 pg_sys::CommandCounterIncrement();
                 let text = deleter.last.map(Value::into_text);
@@ -212,13 +212,13 @@ impl Plan {
         })
     }
 
-    /// Runs a statement with these arguments, as the session has it, and tells how many rows it found or changed; the
-    /// first column of the first row is what it found. It sees all that this transaction did before.
+    /// Runs a statement with these arguments in the session as it is, and returns how many rows it found or changed,
+    /// and the first column of the first row. The statement sees everything that this transaction did before.
     pub fn call<T: Scalar>(&self, arguments: &[DatumWithOid<'_>]) -> (usize, Option<T>) {
         let (mut values, nulls) = self.values_of(arguments);
         Spi::connect(|_| {
-            // SAFETY: within an SPI connection, with as many arguments as the statement was planned for, of these types. A
-            // result has at least one column, which is read as what it is, and outlives the connection as it is a scalar.
+            // SAFETY: within an SPI connection, with arguments of the planned number and types. A result has at least
+            // one column, which is read as its own type and, as a scalar, outlives the connection.
             unsafe {
                 if self.is_engine {
                     self.make();
@@ -236,13 +236,13 @@ impl Plan {
         })
     }
 
-    /// Runs a query with these arguments, and takes the first column of its first row, copied to where the caller's
-    /// values are.
+    /// Runs a query with these arguments and returns the first column of its first row, copied into the caller's memory
+    /// context.
     pub fn value<'a>(&self, arguments: &'a [DatumWithOid<'a>]) -> Option<DatumWithOid<'a>> {
         let (mut values, nulls) = self.values_of(arguments);
         Spi::connect(|_| {
-            // SAFETY: within an SPI connection, with as many arguments as the statement was planned for, of these types. A
-            // result has at least one column, whose value keeps its type and is copied out of the connection.
+            // SAFETY: within an SPI connection, with arguments of the planned number and types. A result has at least
+            // one column, whose value keeps its type and is copied out of the connection.
             unsafe {
                 pg_sys::SPI_execute_plan(self.statement, values.as_mut_ptr(), nulls.as_ptr(), true, 1);
                 if pg_sys::SPI_processed == 0 || pg_sys::SPI_tuptable.is_null() {
@@ -259,7 +259,7 @@ impl Plan {
         })
     }
 
-    /// The arguments as PostgreSQL takes them, and which are null, if they are of the types that the statement was planned for.
+    /// Returns the arguments as PostgreSQL takes them, and which are null. Fails if they are not of the planned types.
     fn values_of(&self, arguments: &[DatumWithOid<'_>]) -> (Vec<pg_sys::Datum>, Vec<c_char>) {
         self.check_types(arguments.iter().map(DatumWithOid::oid));
         let value = |argument: &DatumWithOid<'_>| argument.datum().map(pgrx::datum::Datum::sans_lifetime);
@@ -268,34 +268,34 @@ impl Plan {
         (values, arguments.iter().map(is_null).collect())
     }
 
-    /// A statement reads its arguments as what it was planned for, whatever they are.
+    /// Fails on arguments of other types: a statement reads its arguments as the planned types, whatever they are.
     fn check_types(&self, given: impl Iterator<Item = pg_sys::Oid>) {
         if !given.eq(self.parameters.iter().copied()) {
             TtlError::Mismatch.raise();
         }
     }
 
-    /// Each execution has a new snapshot, sees what this transaction did before, and assigns no transaction id unless
-    /// it writes.
+    /// Executes the statement with a new snapshot that sees what this transaction did before. Assigns no transaction ID
+    /// unless the statement writes.
     ///
     /// # Safety
     /// There is an SPI connection, and `dest` is a receiver or null.
-    unsafe fn execute(&self, places: Places<'_>, limit: usize, dest: *mut pg_sys::DestReceiver) {
+    unsafe fn execute(&self, rows: Rows<'_>, limit: usize, dest: *mut pg_sys::DestReceiver) {
         let pointer = |tid: &Tid| pg_sys::Datum::from(std::ptr::from_ref(tid));
-        let values = match places {
-            Places::Anywhere => vec![],
-            Places::These(tids) => vec![(pg_sys::TIDARRAYOID, make_array(tids))],
-            Places::Between(first, last) => {
+        let values = match rows {
+            Rows::All => vec![],
+            Rows::Listed(tids) => vec![(pg_sys::TIDARRAYOID, make_array(tids))],
+            Rows::Between(first, last) => {
                 vec![(pg_sys::TIDOID, pointer(first)), (pg_sys::TIDOID, pointer(last))]
             }
-            Places::Beyond(value, count) => {
+            Rows::Beyond(value, count) => {
                 let value = value.into_datum().unwrap_or(pg_sys::Datum::null());
                 vec![(pg_sys::TEXTOID, value), (pg_sys::INT8OID, pg_sys::Datum::from(count))]
             }
         };
         self.check_types(values.iter().map(|(type_oid, _)| *type_oid));
-        // SAFETY: as promised by the caller; a parameter list has room for as many as it was made for. There is none for a
-        // statement without parameters: other planners take an empty one for one that they can look into.
+        // SAFETY: as promised by the caller; a parameter list has room for as many as it was made for. A statement
+        // without parameters gets none: other planners take an empty list for one that they can look into.
         unsafe {
             if self.is_engine {
                 self.make();
@@ -314,7 +314,7 @@ impl Plan {
     }
 }
 
-/// A value that is all in itself or copied, and not in memory that a statement frees.
+/// A value that is passed by value or copied, and not in memory that a statement frees.
 pub trait Scalar: FromDatum + IntoDatum {}
 
 impl Scalar for bool {}
@@ -324,7 +324,7 @@ impl Scalar for pgrx::datum::Interval {}
 impl Scalar for Vec<i64> {}
 
 impl Drop for Plan {
-    /// Also while unwinding: a kept plan outlives the transaction, so its abort does not free it.
+    /// Frees the plan even while unwinding: a kept plan outlives the transaction, so its abort does not free it.
     fn drop(&mut self) {
         // SAFETY: kept by us and not used any more; needs neither a connection nor a transaction.
         unsafe { pg_sys::SPI_freeplan(self.statement) };
@@ -334,10 +334,10 @@ impl Drop for Plan {
 const TID_LENGTH: i32 = size_of::<Tid>() as i32;
 const TID_ALIGNMENT: std::ffi::c_char = pg_sys::TYPALIGN_SHORT as std::ffi::c_char;
 
-/// A `tid[]`, made in one go: element by element it would cost more than removing the rows.
+/// Makes a `tid[]` in one go: element by element it would cost more than removing the rows.
 fn make_array(tids: &[Tid]) -> pg_sys::Datum {
     let mut elements: Vec<_> = tids.iter().map(|tid| pg_sys::Datum::from(std::ptr::from_ref(tid))).collect();
-    // SAFETY: the elements point to places that outlive the call, which copies them.
+    // SAFETY: the elements point to TIDs that outlive the call, which copies them.
     let array = unsafe {
         let count = elements.len() as i32;
         pg_sys::construct_array(elements.as_mut_ptr(), count, pg_sys::TIDOID, TID_LENGTH, false, TID_ALIGNMENT)
@@ -361,13 +361,13 @@ mod tests {
             assert!(subtransaction(|| Ok(plan.value(&arguments).is_some())).is_err());
         }
         assert!(subtransaction(|| Ok(plan.call::<i32>(&[1.5_f64.into()]))).is_err(), "a result of another type");
-        assert!(subtransaction(|| Ok(plan.run(Places::Anywhere))).is_err());
+        assert!(subtransaction(|| Ok(plan.run(Rows::All))).is_err());
     }
 
     #[pg_test]
-    fn places_are_not_read_from_other_columns() {
+    fn row_positions_are_not_read_from_other_columns() {
         let plan = Plan::for_search("SELECT 8::int8 WHERE true");
-        assert!(subtransaction(|| Ok(plan.find(Places::Anywhere, 0).tids.len())).is_err());
-        assert_eq!(Plan::for_search("SELECT NULL::tid").find(Places::Anywhere, 0).tids.len(), 0);
+        assert!(subtransaction(|| Ok(plan.find(Rows::All, 0).tids.len())).is_err());
+        assert_eq!(Plan::for_search("SELECT NULL::tid").find(Rows::All, 0).tids.len(), 0);
     }
 }

@@ -1,4 +1,5 @@
-//! Receivers of rows, straight from the executor: copying them into a result first would cost half as much as finding them.
+//! Receivers that take rows straight from the executor: copying them into a result first would cost half as much as
+//! finding them.
 
 use super::compat;
 use super::plan::{Deleted, Tid, position};
@@ -9,7 +10,7 @@ use std::ffi::CStr;
 use std::iter::Peekable;
 use std::slice::Iter;
 
-/// Collects the positions of rows.
+/// Collects the TIDs of rows.
 #[repr(C)]
 pub(super) struct Collector {
     pub(super) receiver: pg_sys::DestReceiver,
@@ -23,7 +24,7 @@ pub(super) struct Value {
     length: i16,
     by_value: bool,
     datum: pg_sys::Datum,
-    /// What `datum` points to, if it does; aligned for every type.
+    /// The bytes that `datum` points to, if it is passed by reference; aligned for every type.
     bytes: Vec<u64>,
 }
 
@@ -67,7 +68,7 @@ impl Collector {
     pub(super) fn receiver(receive: Receive) -> pg_sys::DestReceiver {
         pg_sys::DestReceiver {
             receiveSlot: Some(receive),
-            rStartup: Some(start_with_places),
+            rStartup: Some(start_with_ctids),
             rShutdown: Some(end),
             rDestroy: Some(end),
             mydest: pg_sys::CommandDest::DestNone,
@@ -88,20 +89,20 @@ pub(super) struct Deleter<'a> {
     pub(super) relation: pg_sys::Relation,
     pub(super) command: pg_sys::CommandId,
     pub(super) listed: Option<Peekable<Iter<'a, Tid>>>,
-    /// How many rows it takes.
+    /// How many rows it takes before it stops.
     pub(super) most: usize,
     pub(super) deleted: Deleted,
     pub(super) last: Option<Value>,
 }
 
-/// Called for every row.
+/// Called for every row: deletes it if it is wanted.
 #[pg_guard]
 pub(super) unsafe extern "C-unwind" fn delete(
     slot: *mut pg_sys::TupleTableSlot,
     receiver: *mut pg_sys::DestReceiver,
 ) -> bool {
-    // SAFETY: the receiver is a deleter, and the slot has the columns that the query names, the first a ctid. The heap does
-    // not wait, and locks the page itself.
+    // SAFETY: the receiver is a deleter, and the slot has the columns that the query names, the first a ctid. The heap
+    // does not wait, and locks the page itself.
     unsafe {
         let columns = deform(slot);
         let slot = &*slot;
@@ -134,7 +135,7 @@ pub(super) unsafe extern "C-unwind" fn delete(
     }
 }
 
-/// Puts the columns of a slot in place, as a projection does, and returns how many there are.
+/// Deforms all columns of a slot, as a projection does, and returns how many there are.
 ///
 /// # Safety
 /// The slot has a row.
@@ -149,10 +150,10 @@ unsafe fn deform(slot: *mut pg_sys::TupleTableSlot) -> i32 {
     }
 }
 
-/// Keeps the value in the second column.
+/// Keeps the value of the second column.
 ///
 /// # Safety
-/// The slot has a second column, in place.
+/// The slot has a second column, and it is deformed.
 unsafe fn remember(slot: &pg_sys::TupleTableSlot, last: &mut Option<Value>) {
     // SAFETY: as promised by the caller; a column has the type that its description says.
     unsafe {
@@ -163,7 +164,7 @@ unsafe fn remember(slot: &pg_sys::TupleTableSlot, last: &mut Option<Value>) {
     }
 }
 
-/// For statements whose rows are only counted, by the executor itself.
+/// Ignores a row, for statements whose rows the executor itself counts.
 pub(super) unsafe extern "C-unwind" fn ignore(
     _slot: *mut pg_sys::TupleTableSlot,
     _receiver: *mut pg_sys::DestReceiver,
@@ -171,7 +172,7 @@ pub(super) unsafe extern "C-unwind" fn ignore(
     true
 }
 
-/// Called for every row.
+/// Called for every row: collects its TID.
 #[pg_guard]
 pub(super) unsafe extern "C-unwind" fn receive(
     slot: *mut pg_sys::TupleTableSlot,
@@ -193,9 +194,9 @@ pub(super) unsafe extern "C-unwind" fn receive(
     true
 }
 
-/// Called before the first row: what reads a `ctid` from each must find one there.
+/// Called before the first row: checks that the first column, which is read as a `ctid`, is one.
 #[pg_guard]
-pub(super) unsafe extern "C-unwind" fn start_with_places(
+pub(super) unsafe extern "C-unwind" fn start_with_ctids(
     _receiver: *mut pg_sys::DestReceiver,
     _operation: i32,
     columns: pg_sys::TupleDesc,

@@ -19,7 +19,7 @@ use pgrx::prelude::*;
 
 /// The trigger functions of the extension.
 const TOUCH: &str = "ttl_touch_row";
-const MAKE_ROOM: &str = "ttl_make_room";
+const FREE_KEY: &str = "ttl_free_key";
 
 /// Registers a rule, or registers it again: statistics and a pause stay, options that are not given again do not.
 pub fn create(relid: Oid, column: &str, given: Given) -> Result<(), TtlError> {
@@ -76,7 +76,7 @@ fn remove(table: &Table, rule: &StoredRule) -> Result<(), TtlError> {
     remove_purge(table, rule.id, None)?;
     Catalog::open()?.remove(rule.id)?;
     table.drop_triggers(TOUCH, Some(rule.id))?;
-    table.drop_triggers(MAKE_ROOM, Some(rule.id))?;
+    table.drop_triggers(FREE_KEY, Some(rule.id))?;
     if let Some(index) = &rule.index {
         index::drop(table, index)?;
     }
@@ -268,7 +268,7 @@ fn save(
         ..definition(table, subject, options, filter, purges)?
     };
     // Before a new rule gets its ID: an orphaned trigger may already have that ID.
-    for function in [MAKE_ROOM, TOUCH] {
+    for function in [FREE_KEY, TOUCH] {
         table.drop_orphaned_triggers(function)?;
     }
     let id = match stored {
@@ -277,12 +277,12 @@ fn save(
     }?;
     if options.hide_expired {
         // Triggers fire in name order: this one must see the row as the others have left it.
-        table.create_trigger("~ttl_make_room", "INSERT OR UPDATE", MAKE_ROOM, id)?;
+        table.create_trigger("~ttl_free_key", "INSERT OR UPDATE", FREE_KEY, id)?;
     } else {
-        table.drop_triggers(MAKE_ROOM, Some(id))?;
+        table.drop_triggers(FREE_KEY, Some(id))?;
     }
     if index.is_some_and(|index| !index.is_valid) && !shmem::is_preloaded() && !catalog.has_worker()? {
-        notice!("the index is going to be made by a worker, and there is none: start one with ttl_start_worker()");
+        notice!("no worker is running to build the index; start one with ttl_start_worker()");
     }
     if purges.is_none() { save_purge(table, id, options, author) } else { Ok(()) }
 }

@@ -202,7 +202,7 @@ impl Options {
     }
 
     /// Whether an expired row may be removed as soon as a new row needs its key, without a sweep.
-    pub fn makes_room(&self) -> bool {
+    pub fn frees_keys(&self) -> bool {
         self.hide_expired && self.soft_delete_column.is_none() && !self.delivers()
     }
 

@@ -1,4 +1,4 @@
-//! Goes on with a sweep, for workers and for whoever sweeps by hand.
+//! Continues a sweep, for workers and manual sweeps alike.
 
 use super::{Step, Sweep};
 use crate::pg::transaction::{Failure, Scope};
@@ -6,21 +6,21 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::datum::datetime_support::clock_timestamp;
 use std::time::Duration;
 
-/// What became of an attempt to go on with a sweep.
+/// The result of an attempt to continue a sweep.
 pub enum Advance {
     Went,
-    /// It should wait before it tries again.
+    /// The sweep should wait this long before it tries again.
     Wait(Duration),
     Ended(Step),
 }
 
 impl Sweep {
-    /// Goes on by a batch of at most `most` rows, if its window is open and nothing holds it.
+    /// Removes a batch of at most `most` rows, if the window is open and no rate or lag limit holds the sweep.
     pub fn advance(&mut self, most: i64, closes_at: Option<TimestampWithTimeZone>) -> Result<Advance, Failure> {
         if closes_at.is_some_and(|at| i64::from(clock_timestamp()) >= i64::from(at)) {
             return Ok(Advance::Ended(Step::Outdated));
         }
-        // What runs in the caller's transaction cannot wait for others.
+        // A sweep inside the caller's transaction cannot wait for other sweeps or standbys.
         if self.scope != Scope::Subtransaction
             && let Some(wait) = self.hold()?
         {

@@ -1,4 +1,4 @@
-//! The end of a sweep, and what is written of it.
+//! Ends a sweep and records its outcome.
 
 use super::{Step, Sweep};
 use crate::catalog::{Catalog, Initiator, Outcome};
@@ -8,14 +8,14 @@ use crate::pg::{identity, shmem};
 use pgrx::datum::datetime_support::clock_timestamp;
 
 impl Sweep {
-    /// Writes down how the sweep ended, if there is anything to write.
+    /// Records how the sweep ended, if there is anything to record.
     pub fn finish(self, end: &Result<Step, Failure>) -> Result<(), Failure> {
         shmem::report_end(self.rule.id);
         let complete = *end == Ok(Step::Finished);
         let skipped: Vec<_> =
             self.leaves.skipped.iter().map(|(leaf, reason)| format!("{} {reason}", leaf.name)).collect();
         let skipped = (!skipped.is_empty()).then(|| skipped.join("; "));
-        // What was in the way the last time and still is, is no news: an idle sweep writes nothing.
+        // Obstacles that the last sweep already recorded are no news: an idle sweep writes nothing.
         let left_blocked = self.left.is_some();
         let same_blocked = if left_blocked {
             self.tally.blocked == 0
@@ -27,7 +27,7 @@ impl Sweep {
             && self.tally.locked == self.rule.state.locked_rows
             && skipped == self.rule.state.skipped_parts;
         let is_idle = self.tally.rows == 0 && self.tally.partitions == 0 && (nothing_new || !complete);
-        // In the order of expiry, what lies before a blocked row was tried, also if what lies behind was not.
+        // In expiry order, every row before a blocked one was tried, even if those behind it were not.
         let has_tried_before = complete || (self.is_ordered && *end == Ok(Step::Enough));
         if has_tried_before && (self.tally.blocked > 0 || (!left_blocked && self.rule.state.blocked.is_some())) {
             self.scope.attempt(|| with_patience(|| self.remember_blocked(!is_idle)))?;
@@ -62,7 +62,7 @@ impl Sweep {
     }
 }
 
-/// Writes down that a rule could not even be loaded.
+/// Records that a rule could not even be loaded.
 pub fn record_failure(
     catalog: &Catalog,
     (rule_id, version): (i64, i64),
@@ -71,7 +71,7 @@ pub fn record_failure(
     failure: &Failure,
 ) -> Result<(), Failure> {
     scope.attempt(|| {
-        // Nobody waits for an owner who keeps failing rules locked.
+        // Do not wait for an owner who keeps a failing rule locked.
         if initiator == Initiator::Worker && !catalog.is_free(rule_id)? {
             return Ok(());
         }
@@ -100,13 +100,13 @@ pub fn record_failure(
     })
 }
 
-/// Waits for the rule's row no longer than for a table: somebody may hold it in a transaction that is left open.
+/// Waits for the rule's row no longer than for a table: a transaction left open may hold it.
 fn with_patience<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, TtlError> {
     identity::with_settings(&[(c"lock_timeout", &lock_timeout())], work)
 }
 
 fn record(catalog: &Catalog, outcome: &Outcome<'_>) -> Result<(), TtlError> {
-    // A worker does not wait for an owner who keeps failing rules locked: others have their turn.
+    // A worker does not wait for an owner who keeps a failing rule locked: other rules have their turn.
     let is_failing = outcome.initiator == Initiator::Worker && outcome.failure.is_some();
     let patience = if is_failing { c"50ms".to_owned() } else { lock_timeout() };
     identity::with_settings(&[(c"lock_timeout", &patience)], || catalog.record_outcome(outcome))

@@ -17,10 +17,11 @@ pub struct Limits {
     pub time: Option<Duration>,
 }
 
-/// Sweeps the active rules of one table, or of every table the caller may rule. Returns the rows removed.
+/// Sweeps the active rules of one table, or of every table whose owner's rights the caller has. Returns the rows
+/// removed.
 ///
-/// An error in a rule of the table that was asked for is the caller's; without one, it is reported and the other rules
-/// go on.
+/// With a table given, the error of a failing rule is returned; without one, it is reported as a warning and the other
+/// rules are still swept.
 pub fn sweep(relid: Option<Oid>, initiator: Initiator, scope: Scope, limits: Limits) -> Result<i64, Failure> {
     shmem::with_session_slot(|| sweep_rules(relid, initiator, scope, limits))
 }

@@ -1,7 +1,7 @@
 //! The engine: one rule, one cutoff, one leaf relation at a time, batch by batch.
 //!
-//! A sweep looks for expired rows without locking them (`find`), and removes the places it found in batches that look
-//! at every row again (`remove`). It can be left after any batch and taken up again.
+//! A sweep searches for expired rows without locking them (`find`), and removes the rows it found in batches that
+//! recheck every row (`remove`). It can stop after any batch and continue later.
 
 mod drive;
 mod find;
@@ -35,7 +35,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use throttle::Throttle;
 
-/// How long a step looks for rows before it ends without any.
+/// How long a step searches before it ends without having found rows.
 const LONGEST_SEARCH: Duration = Duration::from_millis(500);
 
 /// What a sweep has done so far.
@@ -48,28 +48,29 @@ pub struct Tally {
     /// Rows that could not be removed, and the last reason.
     pub blocked: i64,
     pub blocked_by: Option<Failure>,
-    /// Rows that others had locked.
+    /// Rows that other sessions had locked.
     pub locked: i64,
-    /// What was written to the log for it.
+    /// WAL that the sweep has written.
     pub wal_bytes: i64,
-    /// How many rows the planner expects, in the leaves that have more than one harvest.
+    /// How many rows the planner expects, in leaves that take more than one harvest.
     pub estimate: i64,
 }
 
-/// What a step of a sweep came to.
+/// The result of a step of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// A batch removed this many rows; there may be more.
     Removed(i64),
-    /// Nothing expired is left, but for what is blocked, locked or skipped.
+    /// No expired rows are left, except blocked, locked or skipped ones.
     Finished,
-    /// The rule, its table or the hour is not what it was: the sweep ends, and the next one sees the change.
+    /// The rule or its table has changed, or its window has closed: the sweep ends, and the next one sees the change.
     Outdated,
     /// Another session sweeps this rule.
     Busy,
-    /// The rule wants no more in one sweep; the next one goes on.
+    /// The sweep has reached the rule's row limit; the next sweep continues.
     Enough,
-    /// The next step may run code of users, or needs time that others would have to wait, and this sweep may do neither.
+    /// The next step may run user code, or takes time that other rules would have to wait, and this sweep may do
+    /// neither.
     NeedsHelper,
 }
 
@@ -84,25 +85,25 @@ pub struct Sweep {
     leaves: Leaves,
     work: Option<Work>,
     pace: Throttle,
-    /// What it leaves alone, because it is known to be blocked.
+    /// Known blocked rows, which this sweep leaves alone.
     left: Option<Blocked>,
-    /// The last value of a row that it could not remove.
+    /// The last value among the rows that this sweep could not remove.
     blocked_up_to: Option<String>,
-    /// Whether it has gone through its rows in the order of expiry, and those of one relation alone.
+    /// Whether this sweep went through its rows in expiry order, and in one relation only.
     is_ordered: bool,
-    /// What to report when everything else is done.
+    /// The failure to report when everything else is done.
     deferred_failure: Option<Failure>,
-    /// Whether it ends before code of users would run.
+    /// Whether this sweep ends before user code would run.
     is_aloof: bool,
 }
 
-/// The leaf at hand.
+/// The leaf that is being swept.
 struct Work {
     leaf: Leaf,
     archive: Option<Archive>,
     scan: Scan,
     statements: Statements,
-    /// Prepared with the first batch, in a transaction that has the lock for it.
+    /// Prepared by the first batch, in a transaction that holds the leaf's lock.
     remover: Option<Remover>,
     found: VecDeque<Tid>,
     /// Whether rows are found first and removed later, because removing them as they are found has failed.
@@ -119,17 +120,17 @@ impl Work {
     }
 }
 
-/// What a look at a leaf came to.
+/// The result of looking at a leaf.
 enum Begun {
     Work(Box<Work>),
-    /// It has changed.
+    /// The leaf has changed.
     Outdated,
     NeedsHelper,
 }
 
 impl Sweep {
-    /// Fixes the cutoff, and with it what this sweep is going to remove. `None` if the rule has changed since it was
-    /// loaded. One that is aloof ends with [`Step::NeedsHelper`] before code of users would run.
+    /// Fixes the cutoff, and with it the rows that this sweep will remove. Returns `None` if the rule has changed since
+    /// it was loaded. An aloof sweep ends with [`Step::NeedsHelper`] before user code would run.
     pub fn begin(
         catalog: &Catalog,
         rule: Rule,
@@ -190,7 +191,7 @@ impl Sweep {
         let step = self.try_step(limit.min(usize::try_from(left).unwrap_or(usize::MAX)));
         let wal_bytes = process::wal_bytes() - wal_before;
         self.tally.wal_bytes += wal_bytes;
-        // What does not wait itself, and may be rolled back, is not for others to wait for.
+        // A sweep that does not wait itself, and may be rolled back, must not make other sweeps wait.
         if self.scope != Scope::Subtransaction {
             self.pace.spend(&self.rule, self.tally.rows - rows_before, wal_bytes);
         }
@@ -198,7 +199,7 @@ impl Sweep {
             if failure.needs_time {
                 return Ok(Step::NeedsHelper);
             }
-            // What fails because names have changed under it is no fault of the rule.
+            // A failure because names changed in the meantime is not the rule's fault.
             let part_is_gone = self.rule.has_children && failure.code == PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE;
             if part_is_gone || has_changed(&self.catalog, &self.rule, self.scope)? {
                 return Ok(Step::Outdated);
@@ -211,7 +212,7 @@ impl Sweep {
         let started = Instant::now();
         loop {
             let Some(work) = &mut self.work else {
-                // What becomes of whole partitions calls functions in their constraints.
+                // Deciding about whole partitions calls functions in their constraints.
                 if self.is_aloof && (self.leaves.are_undecided || !self.leaves.pending.is_empty()) {
                     return Ok(Step::NeedsHelper);
                 }
@@ -253,14 +254,14 @@ impl Sweep {
             if let Some(work) = &mut self.work {
                 work.found.extend(found.tids);
             }
-            // A large table in which nothing is found takes many looks: others have their turn in between.
+            // A large table without expired rows takes many searches: other rules have their turn in between.
             if self.work.as_ref().is_some_and(|work| work.found.is_empty()) && started.elapsed() >= LONGEST_SEARCH {
                 return Ok(Step::Removed(0));
             }
         }
     }
 
-    /// How long the next batch should wait before it asks again, if it has to.
+    /// Returns how long the next batch should wait before it asks again, if it has to wait.
     pub fn hold(&self) -> Result<Option<Duration>, Failure> {
         let hold = self.pace.hold(&self.rule, &self.catalog, self.scope)?;
         if let Some((hold, _)) = hold {
@@ -282,7 +283,7 @@ impl Sweep {
         });
     }
 
-    /// Whether a worker leaves a leaf until the index that it is making is there.
+    /// Whether a worker leaves a leaf until the rule's pending index is built.
     fn awaits_index(&self, scan: &Scan) -> bool {
         self.initiator == Initiator::Worker && self.rule.state.pending_index.is_some() && scan.is_long()
     }
@@ -303,12 +304,12 @@ impl Sweep {
     }
 }
 
-/// Whether the rule is not the one that was loaded any more.
+/// Whether the rule has changed since it was loaded.
 fn has_changed(catalog: &Catalog, rule: &Rule, scope: Scope) -> Result<bool, Failure> {
     scope.attempt(|| catalog.has_changed(rule))
 }
 
-/// Looks at a leaf before anything is done to it.
+/// Looks at a leaf before anything in it is changed.
 fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf, after: Option<String>, is_aloof: bool) -> Result<Begun, TtlError> {
     in_sandbox(rule, || {
         let Some(leaf) = leaf.observe(rule)? else { return Ok(Begun::Outdated) };
@@ -334,7 +335,7 @@ fn batch_size(rule: &Rule) -> usize {
     rule.options.batch_size.unwrap_or_else(guc::batch_size).unsigned_abs() as usize
 }
 
-/// How many places of rows are looked up at once: several batches, so that finding them costs little beside removing
+/// How many TIDs are searched for at once: several batches, so that finding rows costs little compared with removing
 /// them, but never more than fits easily into memory.
 fn harvest_size(rule: &Rule) -> usize {
     (10 * batch_size(rule)).clamp(10_000, 100_000)

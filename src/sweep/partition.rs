@@ -1,4 +1,4 @@
-//! Partitions of which every row has expired: they go as a whole, if nobody has anything to say about their rows.
+//! Drops or detaches partitions whose rows have all expired, if nothing needs to see the single rows.
 
 use super::find::leaf::Leaf;
 use super::find::range::Bounds;
@@ -18,28 +18,29 @@ use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 use std::time::Duration;
 
-/// A partition that cannot hold a row beyond the cutoff, with everything below it.
+/// A partition that cannot hold a row beyond the cutoff, and everything below it.
 pub struct Part {
     pub relid: Oid,
     /// Qualified and quoted.
     pub name: String,
     parent: Oid,
-    /// The relations in it that have rows.
+    /// The relations in it that store rows.
     pub leaves: Vec<Leaf>,
 }
 
-/// How often, and after how long, a worker looks again whether somebody is still in a partition. Nobody waits behind it meanwhile.
+/// How often, and at what interval, a worker checks again whether a partition is in use. No session queues behind the
+/// worker meanwhile.
 const SHORT_WAITS: usize = 5;
 const SHORT_WAIT: Duration = Duration::from_millis(20);
 
-/// What became of a part.
+/// The result of removing a part.
 pub enum Removal {
     Done,
-    /// It goes by rows after all.
+    /// It has to be removed row by row after all.
     ByRows(Part),
-    /// PostgreSQL does not drop it, for a reason that nobody could foresee.
+    /// PostgreSQL refused to drop it, for a reason that the checks could not foresee.
     Refused(Part, Failure),
-    /// Somebody is in it.
+    /// Another session is using it.
     InUse(Part),
     Ended(Step),
 }
@@ -56,11 +57,11 @@ impl Part {
         Self { relid, name, parent, leaves: Vec::new() }
     }
 
-    /// Drops or detaches the partition. `cutoff` is that of the sweep.
+    /// Drops or detaches the partition. `cutoff` is the sweep's cutoff.
     pub fn remove(self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Removal, Failure> {
         let is_drop = rule.options.partition_action == PartitionAction::Drop;
         let mut removed = self.try_remove(rule, catalog, scope, cutoff);
-        // Who looks at the table now and then, at its summary say, is not in the way for long.
+        // A session that only takes a quick look at the table, at its summary say, is soon out of the way.
         for _ in 0..SHORT_WAITS {
             if scope != Scope::Transaction || !matches!(removed, Ok(Decision::InUse)) {
                 break;
@@ -73,7 +74,7 @@ impl Part {
             Ok(Decision::ByRows) => Ok(Removal::ByRows(self)),
             Ok(Decision::InUse) => Ok(Removal::InUse(self)),
             Ok(Decision::End(step)) => Ok(Removal::Ended(step)),
-            // Who wants it detached wants to keep its rows.
+            // A rule that detaches means to keep the rows, so it never falls back to deleting them.
             Err(failure) if is_drop && is_about_rows(&failure) && !is_about_locks(&failure) => {
                 Ok(Removal::Refused(self, failure))
             }
@@ -83,7 +84,7 @@ impl Part {
 
     fn try_remove(&self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Decision, Failure> {
         let is_drop = rule.options.partition_action == PartitionAction::Drop;
-        // Detaching concurrently has transactions of its own, which only a worker can have.
+        // DETACH PARTITION CONCURRENTLY uses transactions of its own, which only a worker can start.
         if !is_drop && scope == Scope::Transaction && statement::can_run_alone() {
             self.detach(rule, catalog, cutoff)
         } else if is_in_use(self.relid, scope)? {
@@ -93,9 +94,9 @@ impl Part {
         }
     }
 
-    /// Under locks that nobody else shares.
+    /// Drops or detaches the partition in one transaction, under exclusive locks.
     fn remove_at_once(&self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Decision, TtlError> {
-        // The parent first, as queries do. A worker does not wait for a part while it holds that.
+        // Lock the parent first, as queries do. A worker does not wait for the part while it holds the parent's lock.
         in_sandbox(rule, || Ok(relation::lock(self.parent, Lock::Drop)))?;
         if scope == Scope::Transaction && !relation::try_lock_tree(self.relid) {
             return Ok(Decision::InUse);
@@ -111,7 +112,7 @@ impl Part {
         };
         let path = catalog.with_rights(|| login::search_path(rule.owner))?;
         in_sandbox(rule, || identity::with_users_path(&path, || spi::execute(&command, &[])))?;
-        // The lock is on the relation; its name may have come to mean another when a schema was renamed.
+        // The lock is on the relation: if a schema was renamed, the name may mean another relation by now.
         if relation::has_parent(self.relid) {
             return Err(TtlError::AnotherPart(self.name.clone()));
         }
@@ -119,8 +120,8 @@ impl Part {
         Ok(verdict)
     }
 
-    /// Without keeping anybody from the table, where PostgreSQL can. Between the judgement and the deed nobody can rename or
-    /// alter the relations; the rule may change, but nothing is lost by detaching.
+    /// Detaches the partition without blocking other sessions, where PostgreSQL can. Between the check and the command,
+    /// no session can rename or alter the relations; the rule may change, but detaching loses no rows.
     fn detach(&self, rule: &Rule, catalog: &Catalog, cutoff: &str) -> Result<Decision, Failure> {
         let scope = Scope::Transaction;
         let (verdict, parent, has_default, held) = scope.attempt(|| {
@@ -130,7 +131,7 @@ impl Part {
             Ok((verdict, parent, self.has_default_sibling()?, held))
         })?;
         let done = match verdict {
-            // PostgreSQL would have to lock that one.
+            // PostgreSQL would have to lock the default partition, so it cannot detach concurrently.
             Decision::Go if has_default => scope.attempt(|| self.remove_at_once(rule, catalog, scope, cutoff)),
             Decision::Go => {
                 let detach = format!("ALTER TABLE {parent} DETACH PARTITION {} CONCURRENTLY", self.name);
@@ -152,7 +153,7 @@ impl Part {
         delivery::notify(rule, &self.name, action, None, None)
     }
 
-    /// Whether it may go, with the locks of parent and part held, and then the rule's.
+    /// Locks the parent, the part and then the rule, and decides whether the part may go.
     fn judge(&self, rule: &Rule, catalog: &Catalog, cutoff: &str, lock: Lock) -> Result<Decision, TtlError> {
         let is_there = in_sandbox(rule, || {
             let (parent, part) = (relation::lock(self.parent, lock), relation::lock(self.relid, lock));
@@ -186,12 +187,13 @@ impl Part {
     }
 }
 
-/// Whether somebody is in a partition, before a worker waits for its parent, and others behind it.
+/// Whether another session uses a partition. Checked before a worker waits for the parent's lock, and other sessions
+/// queue behind the worker.
 fn is_in_use(relid: Oid, scope: Scope) -> Result<bool, Failure> {
     Ok(scope == Scope::Transaction && !scope.attempt(|| Ok(relation::try_lock_tree(relid)))?)
 }
 
-/// Whether somebody was in the way, in one way or the other.
+/// Whether a lock was in the way: by a timeout or by a deadlock.
 fn is_about_locks(failure: &Failure) -> bool {
     [PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED].contains(&failure.code)
 }
@@ -210,8 +212,8 @@ impl Sweep {
         Ok(Step::Removed(0))
     }
 
-    /// Leaves whole partitions for the next sweep, and goes on with the rest: all who use the table wait while we wait for it. Nor
-    /// can a table have two partitions that are half detached.
+    /// Leaves whole partitions to the next sweep and continues with the rest: while we wait for the table's lock, every
+    /// session that uses the table waits, too. Nor can a table have two partitions that are half detached.
     fn put_off(&mut self, failure: Failure) -> Result<(), Failure> {
         if failure.is_cancel {
             return Err(failure);
@@ -221,14 +223,14 @@ impl Sweep {
         Ok(())
     }
 
-    /// Has a partition go as a whole.
+    /// Drops or detaches a whole partition.
     pub(super) fn remove_part(&mut self, part: Part) -> Result<Step, Failure> {
         match part.remove(&self.rule, &self.catalog, self.scope, &self.cutoff) {
             Ok(Removal::Done) => self.tally.partitions += 1,
             Ok(Removal::ByRows(part)) => self.leaves.sweepable.extend(part.leaves),
             Ok(Removal::Refused(part, failure)) => {
                 self.leaves.sweepable.extend(part.leaves);
-                // In the transaction of somebody else, an error would take the rows back.
+                // In the caller's transaction, an error would bring the removed rows back.
                 if self.scope == Scope::Subtransaction {
                     pgrx::warning!("partition {} was not dropped: {failure}", part.name);
                 } else {
@@ -247,7 +249,7 @@ fn in_use(name: String) -> Failure {
     TtlError::PartInUse(name).into()
 }
 
-/// Ends the detaching that somebody, an earlier sweep as a rule, was interrupted in.
+/// Completes an interrupted detach, usually one that an earlier sweep began.
 fn finalize(rule: &Rule, catalog: &Catalog, (relid, parent): (Oid, Oid)) -> Result<(), TtlError> {
     let (Some(name), Some(parent)) = (Regclass(relid).qualified_name(), Regclass(parent).qualified_name()) else {
         return Ok(());
@@ -257,7 +259,7 @@ fn finalize(rule: &Rule, catalog: &Catalog, (relid, parent): (Oid, Oid)) -> Resu
     Part::new(relid, name, pgrx::pg_sys::InvalidOid).record(rule, catalog)
 }
 
-/// Why a rule takes away rows and never a partition, whatever it is asked for.
+/// Returns the options that make a rule remove single rows and never a partition, whatever its `partition_action`.
 pub fn objections(rule: &Rule) -> Vec<&'static str> {
     let options = &rule.options;
     let reasons = [
@@ -269,8 +271,8 @@ pub fn objections(rule: &Rule) -> Vec<&'static str> {
     reasons.into_iter().filter(|(_, is_given)| *is_given).map(|(option, _)| option).collect()
 }
 
-/// What keeps PostgreSQL from dropping what is below `part`, asked as DROP does: everything that goes with it, and then the first
-/// that depends on any of that and does not.
+/// Finds what keeps PostgreSQL from dropping the tree below `part`, as DROP does: collects all objects that would be
+/// dropped with it, then takes the first object that depends on one of them and would not be dropped.
 const DEPENDENT: &str = "
     WITH RECURSIVE gone (classid, objid, objsubid) AS (
         SELECT 'pg_class'::regclass::oid, below.oid, 0 FROM below WHERE below.part = part.relid
@@ -291,8 +293,8 @@ const DEPENDENT: &str = "
      JOIN pg_extension e ON e.oid = d.refobjid WHERE below.part = part.relid)
     LIMIT 1";
 
-/// For each of these partitions that still is one: its parent, and what keeps it from going as a whole. Of partitions that
-/// are all there is below their parent, the last stays.
+/// Returns, for each relation that is still a partition, its parent and what keeps it from going as a whole. If these
+/// are all the partitions of a parent, the last one stays.
 pub fn obstacles(rule: &Rule, parts: &[Oid], cutoff: &str) -> Result<Vec<(Oid, Oid, Vec<String>)>, TtlError> {
     let source = rule.predicate.expiry.source();
     let bounds = Bounds::of(parts);
@@ -333,7 +335,7 @@ pub fn obstacles(rule: &Rule, parts: &[Oid], cutoff: &str) -> Result<Vec<(Oid, O
         bounds = Bounds::table(4, source.type_name()),
     );
     let is_drop = rule.options.partition_action == PartitionAction::Drop;
-    // What is true now counts, and not what was when the transaction began to wait for locks.
+    // The present state counts, not the state from when the transaction began to wait for locks.
     let args = [
         parts.to_vec().into(),
         rule.owner.into(),

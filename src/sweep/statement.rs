@@ -1,4 +1,4 @@
-//! What the SQL statements of a sweep have in common, for one rule and one leaf. The statements stand beside who runs them.
+//! The common parts of a sweep's SQL statements, for one rule and one leaf. Each statement is defined beside its user.
 
 use crate::catalog::Rule;
 use crate::delivery::Delivery;
@@ -7,14 +7,14 @@ use crate::pg::planner::ENGINE_TAG;
 use crate::rule::Source;
 use pgrx::spi::quote_literal;
 
-/// How a statement is told which rows it is about.
+/// How the parameters of a statement select rows.
 #[derive(Clone, Copy)]
 pub enum Which {
-    /// By an array of places.
+    /// By an array of TIDs.
     Listed,
-    /// By the first and last place of a range.
+    /// By the first and last TID of a range.
     Ranged,
-    /// By a value that theirs lie beyond, and their number.
+    /// By a value that theirs must lie beyond, and a row count.
     Beyond,
 }
 
@@ -32,16 +32,16 @@ impl Which {
 pub struct Statements {
     pub(super) leaf: String,
     pub(super) value: String,
-    /// What is compared with the cutoff.
+    /// The expression that is compared with the cutoff.
     pub(super) compared: String,
     pub(super) source: Source,
-    /// What holds for a row that has expired and is not marked yet, its parts in parentheses.
+    /// The conditions for a row that has expired and is not marked yet, each in parentheses.
     pub(super) expired: Vec<String>,
-    /// What else holds for one that is to go: code of users, which may fail.
+    /// The further condition for a row to be removed: user code, which may fail.
     pub(super) filter: Option<String>,
-    /// The last value that is left out of a search, if there is one.
+    /// The value up to which searches skip rows, if any.
     pub(super) after: Option<String>,
-    /// What is done to it, up to WHERE.
+    /// The DELETE or UPDATE, up to its WHERE.
     pub(super) action: String,
     pub(super) delivery: Option<Delivery>,
 }
@@ -66,17 +66,18 @@ impl Statements {
         }
     }
 
-    /// The same, but searches leave out values up to this one.
+    /// Makes searches skip values up to this one.
     pub fn searching_after(self, value: Option<String>) -> Self {
         Self { after: value, ..self }
     }
 
-    /// What holds for a row that is to go, in a form that indexes serve.
+    /// The condition for a row to be removed, in a form that an index can serve.
     pub(super) fn conditions(&self) -> String {
         self.expired.iter().chain(&self.filter).cloned().collect::<Vec<_>>().join(" AND ")
     }
 
-    /// The same, `also` included, in a form that asks the filter about expired rows alone: it may fail on others.
+    /// The condition for a row to be removed, and `also`, in a form that evaluates the filter on expired rows only: it
+    /// may fail on others.
     pub(super) fn judgement(&self, also: Option<String>) -> String {
         let expired = self.expired.iter().cloned().chain(also).collect::<Vec<_>>().join(" AND ");
         match &self.filter {
@@ -85,7 +86,7 @@ impl Statements {
         }
     }
 
-    /// The condition that a value lies behind another.
+    /// The condition that a row's value lies beyond this one.
     pub(super) fn beyond(&self, value: &str) -> String {
         format!("{} > {}", self.compared, self.literal(value))
     }
@@ -98,7 +99,7 @@ impl Statements {
         self.delivery.is_some()
     }
 
-    /// The same for rows that somebody wants to have, or to hear of.
+    /// Makes the statements return removed rows for their delivery.
     pub fn with_delivery(self, delivery: Option<Delivery>) -> Self {
         Self { delivery, ..self }
     }
@@ -107,7 +108,7 @@ impl Statements {
         estimate::rows(&format!("{ENGINE_TAG}SELECT FROM ONLY {} WHERE {condition}", self.leaf))
     }
 
-    /// Finds the places that still hold an expired row.
+    /// Selects the TIDs that still hold an expired row.
     pub fn look(&self, which: Which) -> String {
         format!(
             "{ENGINE_TAG}SELECT ctid FROM ONLY {} WHERE {} AND {}",
@@ -117,7 +118,7 @@ impl Statements {
         )
     }
 
-    /// `IS TRUE` changes nothing about the answer, but no index matches it: the rows are to be found by their places.
+    /// `IS TRUE` does not change the result, but no index matches it: the rows must be found by TID.
     pub(super) fn has_expired(&self) -> String {
         if self.filter.is_some() {
             return format!("({}) IS TRUE", self.judgement(None));

@@ -1,4 +1,4 @@
-//! How fast a sweep may go: rows a second, log a second, and no faster than standbys can follow.
+//! How fast a sweep may go: rows per second, WAL per second, and no faster than standbys can follow.
 
 use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
@@ -11,29 +11,29 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// How soon a standby that lags is looked at again.
+/// How soon a lagging standby is checked again.
 const LOOK_AT_STANDBYS: Duration = Duration::from_millis(200);
 
-/// What one batch can cost, in microseconds: a function that writes much in it is not to stop the whole server.
+/// The most that one batch can cost, in microseconds: a function that writes a lot must not stop the whole server.
 const LONGEST_DEBT: i64 = 10_000_000;
 
 /// The pace of one sweep.
 #[derive(Default)]
 pub struct Throttle {
-    /// When what it did is paid for at the rule's own rate.
+    /// When the work done so far is paid for, at the rule's own rate.
     paid: Option<Instant>,
-    /// What was paid in advance for the next batch, in microseconds at the rate of the server.
+    /// The cost paid in advance for the next batch, in microseconds at the server's rate.
     advance: Cell<i64>,
 }
 
 impl Throttle {
-    /// Rows that one batch may remove, so that a rate is kept within every second or so.
+    /// Returns how many rows one batch may remove, so that a rate is kept within every second or so.
     pub fn batch_limit(rule: &Rule) -> usize {
         let rates = [rule.options.max_rows_per_second, guc::max_rows_per_second()];
         rates.into_iter().flatten().map(|rate| rate.unsigned_abs() as usize).min().unwrap_or(usize::MAX)
     }
 
-    /// What the next batch has to wait for, and how long until it is worth asking again.
+    /// Returns what the next batch has to wait for, and how long until it is worth asking again.
     pub fn hold(&self, rule: &Rule, catalog: &Catalog, scope: Scope) -> Result<Option<(Hold, Duration)>, Failure> {
         let (now, all) = (i64::from(clock_timestamp()), shmem::paid());
         let left = |until: i64| Duration::from_micros(u64::try_from(until - now).unwrap_or(0));
@@ -51,7 +51,7 @@ impl Throttle {
         {
             return Ok(Some((Hold::ReplicaLag, LOOK_AT_STANDBYS)));
         }
-        // Two that ask at the same moment must not both go on: the one pays before the other asks.
+        // Two sweeps that ask at the same moment must not both continue: one pays before the other asks.
         if let Some(rate) = guc::max_rows_per_second() {
             let rows = i64::try_from(Self::batch_limit(rule)).unwrap_or(i64::MAX);
             let cost = micros(rows, rate.into());
@@ -63,7 +63,7 @@ impl Throttle {
         Ok(None)
     }
 
-    /// Takes down what a batch did. Others wait for it no longer than a while, whatever it was.
+    /// Records what a batch did. Other sweeps wait for it only a limited time, however much it was.
     pub fn spend(&mut self, rule: &Rule, rows: i64, wal_bytes: i64) {
         if let Some(rate) = rule.options.max_rows_per_second {
             let cost = Duration::from_micros(micros(rows, rate.into()).unsigned_abs());
@@ -77,7 +77,7 @@ impl Throttle {
     }
 }
 
-/// What an amount costs at a rate a second.
+/// Returns the cost of an amount, in microseconds, at a rate per second.
 fn micros(amount: i64, rate: i64) -> i64 {
     (amount.saturating_mul(1_000_000) / rate.max(1)).min(LONGEST_DEBT)
 }
@@ -86,13 +86,13 @@ thread_local! {
     static STANDBYS: RefCell<Standbys> = RefCell::new(Standbys::default());
 }
 
-/// What this process knows of standbys and slots.
+/// What this process knows about standbys and slots.
 #[derive(Default)]
 struct Standbys {
     looked_at: Option<Instant>,
     lagged: bool,
-    /// Where the log ended at some instants, from the first that the last standby has not reached. The views of the server
-    /// tell no time for slots, nor for a standby that has stopped.
+    /// Past ends of WAL with their times, from the first that the slowest standby has not reached. The server's views
+    /// show no time for slots, nor for a standby that has stopped.
     ends: VecDeque<(Instant, i64)>,
 }
 
@@ -113,7 +113,7 @@ impl Standbys {
         Ok(self.lagged)
     }
 
-    /// Takes down where the log ends now. What is older than a standby may be late by is not needed.
+    /// Records where WAL ends now. Positions older than the allowed lag are not needed.
     fn watch(&mut self, now: Instant, end: i64, most: Duration) {
         if self.ends.back().is_none_or(|(_, last)| *last < end) {
             self.ends.push_back((now, end));
@@ -123,7 +123,7 @@ impl Standbys {
         }
     }
 
-    /// How long ago the log ended where the last of all standbys is now. Never more than that really is.
+    /// Returns how long ago WAL ended where the slowest standby is now. Never more than the real lag.
     fn late_by(&mut self, now: Instant, reached: i64) -> Duration {
         while self.ends.front().is_some_and(|(_, end)| *end <= reached) {
             self.ends.pop_front();
@@ -132,17 +132,18 @@ impl Standbys {
     }
 }
 
-/// Has this process know, if it matters, how late standbys are when a sweep begins. To be called now and then.
+/// Records the end of WAL if the lag limit needs it, so that a sweep can tell how late standbys are when it begins.
+/// Call it regularly.
 pub fn watch_log() {
     if let Some(ReplicaLag::Time(most)) = guc::max_replica_lag() {
         STANDBYS.with_borrow_mut(|standbys| standbys.watch(Instant::now(), process::wal_end(), most));
     }
 }
 
-/// How far the last of all standbys and slots has got, and where the log ends, in bytes; `None` without any. Not everybody
-/// may look there: the catalog's owner may.
+/// Returns how far the slowest standby or slot has got, and where WAL ends, in bytes; `None` if there is none. Runs as
+/// the catalog's owner, because not every role may read these views.
 fn replication(catalog: &Catalog) -> Result<Option<(i64, i64)>, TtlError> {
-    let places = catalog.with_rights(|| {
+    let found = catalog.with_rights(|| {
         spi::read(
             "SELECT pg_wal_lsn_diff(min(at), '0/0')::bigint, pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint
              FROM (SELECT coalesce(replay_lsn, flush_lsn, write_lsn, sent_lsn)
@@ -154,7 +155,7 @@ fn replication(catalog: &Catalog) -> Result<Option<(i64, i64)>, TtlError> {
             |row| Ok(row.get(1)?.zip(row.get(2)?)),
         )
     })?;
-    Ok(places.into_iter().flatten().next())
+    Ok(found.into_iter().flatten().next())
 }
 
 #[cfg(test)]

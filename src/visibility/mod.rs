@@ -112,7 +112,7 @@ fn recheck(conflicts: &[(Oid, Tid)]) {
 /// has become hidden only now.
 pub fn refuse(relid: Oid) -> Result<bool, TtlError> {
     let triggers = spi::read(
-        "SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgrelid = $1 AND p.proname = 'ttl_make_room'",
+        "SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgrelid = $1 AND p.proname = 'ttl_free_key'",
         &[relid.into()],
         |_| Ok(()),
     )?;

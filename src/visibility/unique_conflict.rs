@@ -14,7 +14,7 @@ use crate::pg::existing::{Existing, Outcome};
 use crate::pg::memo::Memo;
 use crate::pg::order::Order;
 use crate::pg::pending::PendingRow;
-use crate::pg::plan::{Places, Plan};
+use crate::pg::plan::{Plan, Rows};
 use crate::pg::planner::ENGINE_TAG;
 use crate::pg::relation::{self, Lock, Shape};
 use crate::pg::transaction::without_details;
@@ -26,7 +26,7 @@ use pgrx::pg_sys::Oid;
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 
-/// How to make room in a table.
+/// How to free a key in a table.
 struct Room {
     relid: Oid,
     owner: Oid,
@@ -215,7 +215,7 @@ impl Room {
                 }
                 let path = Catalog::open()?.with_rights(|| login::search_path(self.owner))?;
                 let plan = || plan.get_or_init(|| Plan::for_rows(sql));
-                let delete = || identity::with_users_path(&path, || plan().run(Places::These(&[existing.tid()])));
+                let delete = || identity::with_users_path(&path, || plan().run(Rows::Listed(&[existing.tid()])));
                 // A sandbox lets nothing be deferred; a deferred foreign key is checked when the transaction commits.
                 let remove = || match deferred.references {
                     true => identity::acting_as(self.owner, delete),
@@ -253,7 +253,7 @@ fn order_of(rule: &Rule, relid: Oid) -> Result<Option<Order>, TtlError> {
 impl Way {
     fn of(rule: &Rule, relid: Oid, shape: &Shape, expired: &str) -> Self {
         // A sweep skips partitions and children of other owners, too.
-        if !rule.options.makes_room() || rule.state.hold.is_some() || shape.owner() != rule.owner || !shape.is_heap() {
+        if !rule.options.frees_keys() || rule.state.hold.is_some() || shape.owner() != rule.owner || !shape.is_heap() {
             return Self::Never;
         }
         if shape.is_plain() && identity::sandboxed_as(rule.owner, || access::may_delete(relid)) {

@@ -349,7 +349,7 @@ impl Worker {
         }
         // Without shared memory there are no helpers.
         match take_turn(job, shmem::is_preloaded()) {
-            Turn::Ended { is_through } => self.end_sweep(id, begun, is_through),
+            Turn::Ended { is_complete } => self.end_sweep(id, begun, is_complete),
             Turn::NeedsHelper => {
                 if started.elapsed() >= SLICE {
                     self.slow.insert(owner, Instant::now() + SLOW_FOR);
@@ -369,8 +369,8 @@ impl Worker {
     }
 
     /// Records the end of a sweep. A rule whose sweep was interrupted does not wait for its interval, unless it failed.
-    fn end_sweep(&mut self, id: i64, begun: Instant, is_through: bool) {
-        if is_through {
+    fn end_sweep(&mut self, id: i64, begun: Instant, is_complete: bool) {
+        if is_complete {
             self.begun.insert(id, begun);
         } else {
             self.begun.remove(&id);
@@ -380,7 +380,7 @@ impl Worker {
 
     fn see_to_helpers(&mut self) {
         for returned in self.helpers.see_to() {
-            self.end_sweep(returned.rule_id, returned.begun.unwrap_or_else(Instant::now), returned.is_through);
+            self.end_sweep(returned.rule_id, returned.begun.unwrap_or_else(Instant::now), returned.is_complete);
         }
     }
 

@@ -101,7 +101,7 @@ fn serve(job: Job, queue: &mut VecDeque<Job>) {
     let turn = take_turn(job, false);
     shmem::end_turn();
     match turn {
-        Turn::Ended { is_through } => shmem::end_task(rule_id, is_through),
+        Turn::Ended { is_complete } => shmem::end_task(rule_id, is_complete),
         Turn::NeedsHelper => shmem::end_task(rule_id, false),
         Turn::More(sweep, wait) => {
             let not_before = Instant::now() + wait;

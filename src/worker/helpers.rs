@@ -45,7 +45,7 @@ pub struct Helpers {
 pub struct Returned {
     pub rule_id: i64,
     pub begun: Option<Instant>,
-    pub is_through: bool,
+    pub is_complete: bool,
 }
 
 impl Helpers {
@@ -80,8 +80,8 @@ impl Helpers {
             if let End::Lost { version, was_doomed } = end {
                 record_loss(rule_id, version, was_doomed);
             }
-            let is_through = end == End::Swept { is_through: true };
-            returned.push(Returned { rule_id, begun: self.begun.remove(&rule_id), is_through });
+            let is_complete = end == End::Swept { is_complete: true };
+            returned.push(Returned { rule_id, begun: self.begun.remove(&rule_id), is_complete });
         }
         self.end_overdue();
         self.backlog.retain(|(rule_id, owner)| !shmem::add_task(*owner, *rule_id));
@@ -215,7 +215,7 @@ fn age(since: i64) -> Duration {
 /// Records a failure for a rule whose helper ended while sweeping it, so that the rule backs off like any failed rule.
 fn record_loss(rule_id: i64, version: i64, was_doomed: bool) {
     let failure = if was_doomed {
-        let message = "the batch took too long, and its worker was terminated";
+        let message = "the batch took too long and its worker was terminated";
         Failure::new(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, message)
     } else {
         Failure::new(PgSqlErrorCode::ERRCODE_ADMIN_SHUTDOWN, "the worker that swept the rule was terminated")

@@ -28,7 +28,7 @@ pub enum Turn {
     More(Box<Sweep>, Duration),
     Ended {
         /// Whether the sweep did all that it had to do.
-        is_through: bool,
+        is_complete: bool,
     },
     /// The next step may run user code or take long, so it needs a helper.
     NeedsHelper,
@@ -62,7 +62,7 @@ impl Job {
 /// Sweeps for one slice. An aloof process neither runs user code nor waits for other sessions.
 pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
     let _hurry = is_aloof.then(Hurry::begin);
-    let interrupted = Turn::Ended { is_through: false };
+    let interrupted = Turn::Ended { is_complete: false };
     let mut sweep = match job.work {
         Work::Begun(sweep) => sweep,
         Work::Due(catalog, rule) => {
@@ -97,7 +97,7 @@ pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
                 if end == Step::NeedsHelper {
                     return Turn::NeedsHelper;
                 }
-                return Turn::Ended { is_through: matches!(end, Step::Finished | Step::Enough) };
+                return Turn::Ended { is_complete: matches!(end, Step::Finished | Step::Enough) };
             }
             Err(failure) => {
                 finish(*sweep, &Err(failure));

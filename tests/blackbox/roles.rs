@@ -102,7 +102,7 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_follow_ddl()", "SELECT ttl_follow_ddl()", "T------"),
     // An owner's triggers call them, and an owner makes those.
     ("ttl_touch_row()", "SELECT ttl_touch_row()", "TTTTTTT"),
-    ("ttl_make_room()", "SELECT ttl_make_room()", "TTTTTTT"),
+    ("ttl_free_key()", "SELECT ttl_free_key()", "TTTTTTT"),
     // What is not in these is not to be had by their owners either.
     ("ttl_states()", "SELECT rule_id FROM ttl_states() WHERE rule_id = 2", "+.....+"),
     ("ttl_lags()", "SELECT rule_id FROM ttl_lags() WHERE rule_id = 2", "+.....+"),
@@ -231,7 +231,7 @@ fn a_trigger_with_the_number_of_somebody_elses_rule_does_and_tells_nothing() {
     stranger.run(
         "CREATE TABLE mine (id int PRIMARY KEY, at timestamptz, n int); INSERT INTO mine VALUES (1, '2020-01-01', 0)",
     );
-    for function in ["ttl_touch_row", "ttl_make_room"] {
+    for function in ["ttl_touch_row", "ttl_free_key"] {
         stranger.run(&format!(
             "CREATE TRIGGER {function} BEFORE UPDATE ON mine FOR EACH ROW EXECUTE FUNCTION {function}('1')"
         ));

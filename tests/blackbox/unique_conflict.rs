@@ -32,7 +32,7 @@ fn a_new_row_takes_the_key_of_a_hidden_one() {
 }
 
 #[test]
-fn keys_that_cannot_be_made_room_for_are_refused_as_ever() {
+fn keys_that_cannot_be_freed_are_refused_as_ever() {
     // A softly deleted row stays in the table.
     let mut db = with(
         "CREATE TABLE soft (id int PRIMARY KEY, at timestamptz, gone boolean); INSERT INTO soft VALUES (1, '2020-01-01');
@@ -95,7 +95,7 @@ fn foreign_keys_are_so_wherever_the_statement_stands() {
 }
 
 #[test]
-fn room_is_made_in_the_tables_of_the_rule_alone() {
+fn keys_are_freed_in_the_tables_of_the_rule_alone() {
     let mut db = with("");
     let (owner, other) = (db.role("owner"), db.role("other"));
     db.session(&owner).run(&format!(
@@ -106,7 +106,7 @@ fn room_is_made_in_the_tables_of_the_rule_alone() {
     session.run("CREATE TABLE own (id int PRIMARY KEY, at timestamptz, v text); SELECT ttl_create_index('own', 'at', 60, hide_expired => true)");
     let id = session.get("SELECT id FROM ttl_index_table");
     session.run(&format!(
-        "CREATE TRIGGER stolen BEFORE INSERT ON victim FOR EACH ROW EXECUTE FUNCTION ttl_make_room('{id}')"
+        "CREATE TRIGGER stolen BEFORE INSERT ON victim FOR EACH ROW EXECUTE FUNCTION ttl_free_key('{id}')"
     ));
     assert_eq!(session.error("INSERT INTO victim VALUES (1, now(), 'mine')").code, "23505");
     assert_eq!(db.get("SELECT v FROM victim"), "theirs");
@@ -134,7 +134,7 @@ fn a_hidden_row_in_the_way_is_neither_shown_nor_changed() {
 }
 
 #[test]
-fn room_is_made_beside_deferred_foreign_keys() {
+fn keys_are_freed_beside_deferred_foreign_keys() {
     let mut db = with(
         "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, v text); INSERT INTO t VALUES (1, '2020-01-01', 'dead'), (2, '2020-01-01', 'dead');
          CREATE TABLE child (id int REFERENCES t DEFERRABLE INITIALLY DEFERRED, note text);
@@ -153,7 +153,7 @@ fn room_is_made_beside_deferred_foreign_keys() {
 }
 
 #[test]
-fn room_is_made_for_roles_that_may_not_use_the_schema_of_the_extension() {
+fn keys_are_freed_for_roles_that_may_not_use_the_schema_of_the_extension() {
     let mut db = harness::Database::empty();
     db.run("CREATE SCHEMA ext; CREATE EXTENSION pg_ttl_index SCHEMA ext; SELECT ext.ttl_stop_worker()");
     let writer = db.role("writer");

@@ -309,7 +309,7 @@ fn a_hidden_row_that_stays_fails_the_write_whatever_its_form() {
 }
 
 #[test]
-fn overlapping_spans_and_nulls_that_are_not_distinct_make_room_too() {
+fn overlapping_spans_and_nulls_that_are_not_distinct_are_freed_too() {
     let mut db = with(
         "CREATE TABLE span (during int4range, at timestamptz, v text, EXCLUDE USING gist (during WITH &&));
          INSERT INTO span VALUES ('[1,5]', '2020-01-01', 'dead'), ('[6,9]', '2020-01-01', 'dead'), ('[20,29]', now(), 'live');

@@ -141,7 +141,7 @@ fn no_query_fails_whatever_is_missing_in_the_schema() {
         "SELECT format('ALTER EXTENSION pg_ttl_index DROP FUNCTION %s; DROP FUNCTION %1$s CASCADE', p.oid::regprocedure)
          FROM pg_depend d JOIN pg_proc p ON p.oid = d.objid AND d.classid = 'pg_proc'::regclass
          WHERE d.deptype = 'e' AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'pg_ttl_index')
-           AND p.prokind = 'f' AND p.proname NOT IN ('ttl_make_room', 'ttl_touch_row')",
+           AND p.prokind = 'f' AND p.proname NOT IN ('ttl_free_key', 'ttl_touch_row')",
     );
     let tables = "DROP TABLE ttl_binding CASCADE\nDROP TABLE ttl_history_log CASCADE\nALTER TABLE ttl_index_table ALTER batch_size TYPE text\nALTER TABLE ttl_binding RENAME TO elsewhere";
     assert!(columns.lines().count() > 60 && functions.lines().count() > 20);

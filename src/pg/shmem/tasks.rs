@@ -20,8 +20,8 @@ enum State {
 /// How the sweep of a task ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The helper has recorded the result. `is_through` tells whether it finished all the work.
-    Swept { is_through: bool },
+    /// The helper has recorded the result. `is_complete` tells whether it finished all the work.
+    Swept { is_complete: bool },
     /// The helper exited at this version of the rule; `was_doomed` if it was told to because it took too long.
     Lost { version: i64, was_doomed: bool },
 }
@@ -144,11 +144,11 @@ pub fn take_task() -> Option<i64> {
 }
 
 /// Tells the database worker that this helper is done with a rule.
-pub fn end_task(rule_id: i64, is_through: bool) {
+pub fn end_task(rule_id: i64, is_complete: bool) {
     let (pid, database) = myself();
     let mut shared = SHMEM.exclusive();
     for task in shared.tasks.iter_mut().filter(|task| task.pid == pid && task.rule_id == rule_id) {
-        task.state = State::Ended(End::Swept { is_through });
+        task.state = State::Ended(End::Swept { is_complete });
     }
     let worker = super::worker_of(&shared, database);
     drop(shared);

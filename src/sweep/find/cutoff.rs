@@ -9,11 +9,11 @@ pub struct Cutoff {
     /// The constant that the rule's values are compared with, in SQL.
     pub literal: String,
     pub instant: Option<TimestampWithTimeZone>,
-    /// When it was asked for.
+    /// When the cutoff was computed.
     pub present: TimestampWithTimeZone,
 }
 
-/// The cutoff of a rule as of now.
+/// Returns the cutoff of a rule as of now.
 pub fn of(rule: &Rule) -> Result<Cutoff, TtlError> {
     let sql = rule.predicate.expiry.cutoff("clock_timestamp()");
     let found = spi::read(&sql, &[], |row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?, row.get(3)?)))?;
@@ -38,7 +38,7 @@ mod tests {
         let ttl = Ttl::new(ttl.months(), ttl.days(), ttl.micros()).unwrap();
         let sql = Expiry::new(source, "v".into(), ttl, "America/New_York", "public")
             .cutoff(&format!("timestamptz '{present}'"));
-        // The rule's own time zone counts, and not the session's.
+        // The rule's time zone counts, not the session's.
         let [elsewhere, here] = ["Asia/Tokyo", "America/New_York"].map(|session| {
             Spi::run(&format!("SET TimeZone = '{session}'")).unwrap();
             spi::read(&sql, &[], |row| row.get::<String>(1)).unwrap().remove(0).unwrap()

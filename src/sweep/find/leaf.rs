@@ -1,4 +1,4 @@
-//! The physical relations a rule's rows are in. A `ctid` means nothing across them, so each is swept on its own.
+//! The physical relations that hold a rule's rows. A `ctid` means nothing across them, so each is swept on its own.
 
 use super::range;
 use crate::cascade::{self, Change};
@@ -17,9 +17,9 @@ pub struct Leaf {
     pub relid: Oid,
     /// Qualified and quoted.
     pub name: String,
-    /// Why it does not go as a whole, if it could have.
+    /// Why it is not dropped or detached as a whole, if the rule does that.
     pub kept_by: Vec<String>,
-    /// What it looked like when the statements for it were prepared.
+    /// Its shape when the statements for it were prepared.
     shape: Option<Shape>,
 }
 
@@ -30,7 +30,7 @@ pub struct Leaves {
     /// Partitions that are being detached, each with its parent.
     pub pending: Vec<(Oid, Oid)>,
     pub sweepable: VecDeque<Leaf>,
-    /// Whether there may be some, and nobody has looked what speaks against it.
+    /// Whether there may be whole partitions, but nothing has checked yet what keeps them from going.
     pub are_undecided: bool,
     /// Relations that cannot be swept, each with the reason.
     pub skipped: Vec<(Leaf, String)>,
@@ -41,23 +41,23 @@ impl Leaf {
         Self { relid, name, kept_by: Vec::new(), shape: None }
     }
 
-    /// Takes down its present shape. `None` if it is not what the rule was loaded for any more.
+    /// Records the leaf's present shape. Returns `None` if it is no longer what the rule was loaded for.
     pub fn observe(self, rule: &Rule) -> Result<Option<Self>, TtlError> {
         let Some(shape) = relation::lock(self.relid, Lock::Read) else { return Ok(None) };
         if !shape.is_heap() {
             storage::check(self.relid)?;
             return Ok(None);
         }
-        // Under its old name there may be another table by now. What became of columns, the rule's version tells.
+        // Another table may have its old name by now. Changes of columns show in the rule's version.
         let is_same = shape.owner() == rule.owner
             && shape.qualified_name() == self.name
             && shape.belongs_to(self.relid, rule.relid);
         Ok(is_same.then_some(Self { shape: Some(shape), ..self }))
     }
 
-    /// Statements name the relation and its columns, and are planned anew when something changes: were a name to mean
-    /// something else by then, they would remove other rows. So each transaction first takes its lock, and goes on only
-    /// if everything still has the name it had.
+    /// Locks the relation and returns whether it is unchanged. Statements name the relation and its columns, and are
+    /// replanned when something changes: if a name meant something else by then, they would remove other rows. So each
+    /// transaction first takes its lock, and continues only if everything still has its old name.
     pub fn is_unchanged_for_reading(&self) -> bool {
         relation::lock(self.relid, Lock::Read) == self.shape
     }
@@ -68,30 +68,30 @@ impl Leaf {
 }
 
 impl Leaf {
-    /// Whether looking for expired rows here may run code of users. To be called when it has been observed.
+    /// Whether searching for expired rows here may run user code. Call it after [`Self::observe`].
     pub fn search_runs_user_code(&self, rule: &Rule) -> bool {
         let Some(shape) = &self.shape else { return true };
         let is_simple = |filter: &String| simple::is_simple(filter, |column| shape.type_of(column));
         rule.attnum.is_none() || shape.is_risky_to_plan() || !rule.options.filter.as_ref().is_none_or(is_simple)
     }
 
-    /// Whether removing rows here may run code of users, beyond looking for them.
+    /// Whether removing rows here may run user code, beyond searching for them.
     pub fn removal_runs_user_code(&self, rule: &Rule) -> bool {
         rule.marks() || rule.options.delivers() || !self.shape.as_ref().is_some_and(Shape::is_plain)
     }
 
-    /// This relation, if a DELETE by its owner would do nothing but remove rows from its heap.
+    /// Returns this relation if a DELETE by its owner would do nothing but remove rows from its heap.
     pub fn plain_heap(&self, rule: &Rule) -> Option<Oid> {
         (!self.removal_runs_user_code(rule) && access::may_delete(self.relid)).then_some(self.relid)
     }
 
-    /// Whether somebody can undo what a removal does to a row, in the same statement. A row that is deleted is deleted.
+    /// Whether a trigger or rule can undo a removal in the same statement. It can undo a mark, but not a delete.
     pub fn can_undo(&self, rule: &Rule) -> bool {
         rule.marks() && self.shape.as_ref().is_some_and(|shape| shape.has_triggers() || !shape.is_plain())
     }
 
-    /// Refuses to go on if removing rows here would run triggers of tables that somebody else owns. To be called with this
-    /// relation's lock held.
+    /// Fails if removing rows here would run triggers of tables that have another owner. Call it with this relation
+    /// locked.
     pub fn check_cascades(&self, rule: &Rule) -> Result<(), TtlError> {
         if !self.shape.as_ref().is_some_and(Shape::has_triggers) {
             return Ok(());
@@ -101,7 +101,7 @@ impl Leaf {
     }
 }
 
-/// A relation below the rule's table, and what it is to its parent.
+/// A relation below the rule's table, and how it relates to its parent.
 struct Node {
     leaf: Leaf,
     parent: Oid,
@@ -110,13 +110,13 @@ struct Node {
     /// Why it cannot be swept.
     obstacle: Option<String>,
     is_pending: bool,
-    /// Whether it has a range of the rule's column, and of that alone.
+    /// Whether it is partitioned off by a range of the rule's column, and by that column alone.
     is_ranged: bool,
     is_alone: bool,
     is_by_mark: bool,
 }
 
-/// What is passed down from a relation to those below it.
+/// The properties that a relation passes down to those below it.
 #[derive(Clone, Copy, Default)]
 struct Above {
     /// The partition that goes as a whole, or is being detached, and its parent.
@@ -129,10 +129,10 @@ struct Above {
 const BY_MARK: &str = "is partitioned by the soft delete column";
 const PENDING: &str = "is being detached";
 
-/// Finds the leaves that can hold rows up to the cutoff. Partitions that cannot, by their lower bound, are not touched. Where
-/// partitions are left to others anyway, what speaks against their going as a whole is not asked.
+/// Finds the leaves that can hold rows up to the cutoff. Does not touch partitions that cannot, by their lower bound.
+/// With `leaves_parts`, whole partitions are left to another worker, so what keeps them from going is not checked.
 pub fn find(rule: &Rule, cutoff: &str, leaves_parts: bool) -> Result<Leaves, TtlError> {
-    // What the table is may have changed since it was registered.
+    // The kind of the table may have changed since it was registered.
     storage::check(rule.relid)?;
     let root = Leaf::new(rule.relid, rule.table.clone());
     let is_by_mark = match &rule.options.soft_delete_column {
@@ -158,14 +158,14 @@ pub fn find(rule: &Rule, cutoff: &str, leaves_parts: bool) -> Result<Leaves, Ttl
     seen.insert(rule.relid, Above { is_by_mark, ..Above::default() });
     for node in nodes {
         let range = ranges.get(&node.leaf.relid).copied().filter(|_| node.is_ranged);
-        // What is left out takes all below it with it.
+        // A relation that is left out takes everything below it along.
         let Some(above) = seen.get(&node.parent).copied() else { continue };
         if seen.contains_key(&node.leaf.relid) || range.is_some_and(|range| !range.can_hold) {
             continue;
         }
         let itself = Some((node.leaf.relid, node.parent));
         let is_whole = goes_by_parts && node.is_alone && range.is_some_and(|range| range.is_past);
-        // One that is being detached is a part by itself, and not of one that goes as a whole.
+        // A partition that is being detached is a part by itself, not of one that goes as a whole.
         let part = if node.is_pending { itself } else { above.part.or(itself.filter(|_| is_whole)) };
         let here = Above {
             part,
@@ -185,7 +185,7 @@ pub fn find(rule: &Rule, cutoff: &str, leaves_parts: bool) -> Result<Leaves, Ttl
     Ok(leaves)
 }
 
-/// All relations below the rule's table, parents first.
+/// Returns all relations below the rule's table, parents first.
 fn nodes(rule: &Rule) -> Result<Vec<Node>, TtlError> {
     let sql = format!(
         "WITH RECURSIVE tree (relid, attnum, parent, is_pending, is_ranged, is_alone, is_by_mark, depth) AS (
@@ -232,7 +232,7 @@ fn nodes(rule: &Rule) -> Result<Vec<Node>, TtlError> {
     Ok(nodes)
 }
 
-/// Adds a leaf to its part.
+/// Adds a leaf to its part, which is created on first use.
 fn find_part(parts: &mut Vec<Part>, (relid, parent): (Oid, Oid), leaf: Option<Leaf>) {
     let place = parts.iter().position(|part| part.relid == relid).unwrap_or_else(|| {
         let name = Regclass(relid).qualified_name().unwrap_or_default();
@@ -251,7 +251,7 @@ impl Leaves {
             leaf.kept_by.push(format!("partition {} is not one by a range of the column", leaf.name));
         }
         match (here.part, obstacle) {
-            // It is not the table's any more. The rule ends the detaching if that is what it does itself, and tells of it otherwise.
+            // It is no longer the table's. A rule that detaches completes the detach; any other rule reports it.
             (Some(part), _) if here.is_pending => {
                 if rule.options.partition_action != PartitionAction::Detach {
                     self.skipped.push((leaf, PENDING.into()));
@@ -268,7 +268,7 @@ impl Leaves {
         }
     }
 
-    /// Parts that nothing keeps from going as a whole do so, the oldest first; others go by rows.
+    /// Lets parts without obstacles go as a whole, the oldest first; the others go by rows.
     fn sort_out(&mut self, rule: &Rule, mut parts: Vec<Part>, cutoff: &str) -> Result<(), TtlError> {
         if parts.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What partitions are by: their ranges, beside a cutoff, and their keys.
+//! The ranges of partitions, and how they compare with a cutoff.
 
 use crate::catalog::Rule;
 use crate::error::TtlError;
@@ -6,16 +6,16 @@ use crate::pg::{bound, spi};
 use pgrx::pg_sys::Oid;
 use std::collections::HashMap;
 
-/// How the range of a partition stands to a cutoff.
+/// How the range of a partition compares with a cutoff.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Verdict {
-    /// Whether it has room for values up to the cutoff.
+    /// Whether the range includes values up to the cutoff.
     pub can_hold: bool,
-    /// Whether it has none for others, so that every row in it has expired.
+    /// Whether the range includes no other values, so that every row has expired.
     pub is_past: bool,
 }
 
-/// The bounds of partitions by range, as parameters of a query.
+/// The bounds of range partitions, as query parameters.
 pub struct Bounds {
     pub relids: Vec<Oid>,
     pub lower: Vec<Option<String>>,
@@ -23,8 +23,8 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Those of the relations that are partitions by range still. Bounds are read as PostgreSQL keeps them, and compared by their
-    /// type: no text decides about a partition.
+    /// Reads the bounds of those relations that are still range partitions. Bounds are read as PostgreSQL stores them
+    /// and compared by their type: no text decides about a partition.
     pub fn of(relids: &[Oid]) -> Self {
         let ranges: Vec<_> = relids.iter().filter_map(|relid| Some((*relid, bound::range_of(*relid)?))).collect();
         Self {
@@ -34,7 +34,7 @@ impl Bounds {
         }
     }
 
-    /// The same as SQL, from the parameter of this number on.
+    /// The bounds as an SQL subquery, with parameters numbered from `first`.
     pub fn table(first: usize, type_name: &str) -> String {
         format!(
             "(SELECT relid, lower::{type_name}, upper::{type_name}
@@ -45,7 +45,7 @@ impl Bounds {
     }
 }
 
-/// How the ranges of these partitions stand to the cutoff; those that have none are left out.
+/// Compares the ranges of these partitions with the cutoff. Relations without a range are left out.
 pub fn judge(rule: &Rule, relids: &[Oid], cutoff: &str) -> Result<HashMap<Oid, Verdict>, TtlError> {
     let bounds = Bounds::of(relids);
     if bounds.relids.is_empty() {

@@ -1,11 +1,11 @@
-//! Finding expired rows in a leaf, each once, without locking them.
+//! Finds expired rows in a leaf, each once, without locking them.
 
 use super::leaf::Leaf;
 use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::index::{self, SHORT_HEAP};
 use crate::pg::identity::Setting;
-use crate::pg::plan::{Found, Places, Plan, Tid, position};
+use crate::pg::plan::{Found, Plan, Rows, Tid, position};
 use crate::pg::transaction::{Failure, subtransaction};
 use crate::pg::{identity, spi};
 use crate::sweep::remove::{ONE_BY_ONE, is_about_rows};
@@ -16,28 +16,29 @@ use pgrx::pg_sys::BlockIdData;
 /// instead, where it can stop anywhere.
 const MOST_TIES: usize = 100_000;
 
-/// Rows that share a value and are deleted in one batch, beyond its size. If there are more, they are found first and divided.
+/// How many rows that share a value one batch deletes beyond its size. If there are more, they are found first and
+/// divided.
 pub const MOST_TIES_AT_ONCE: usize = 1_000;
 
-/// Blocks that one query reads at most, so that a cancel or a change of settings never waits long.
+/// The most blocks that one query reads, so that a cancel or a change of settings never waits long.
 const MOST_BLOCKS: u32 = 16_384;
 
 pub struct Scan {
     statements: Statements,
     position: Position,
     is_estimated: bool,
-    /// Whether the last look found rows: then there are more, probably.
+    /// Whether the last search found rows, so that there are probably more.
     is_fruitful: bool,
 }
 
-/// The rows that a batch which finds them itself looks at next.
+/// The rows that a batch looks at next if it finds its rows itself.
 pub enum NextRows<'a> {
     Beyond(&'a str),
     /// Both ends included.
     Between(Tid, Tid),
 }
 
-/// How far such a batch has come.
+/// How far a batch that finds its rows itself has got.
 #[derive(Debug)]
 pub struct Reached {
     pub seen: usize,
@@ -45,44 +46,45 @@ pub struct Reached {
     pub last: Option<(Tid, Option<String>)>,
 }
 
-/// Places of rows that had expired.
+/// TIDs of rows that had expired.
 #[derive(Default)]
 pub struct Harvest {
     pub tids: Vec<Tid>,
-    /// How many the planner expects in all, if it was asked.
+    /// How many rows the planner expects in all, if it was asked.
     pub estimate: i64,
-    /// Places of rows that nobody can tell about, because the filter or the expression fails on them, and how it does.
+    /// TIDs of rows on which the filter or the expression fails, and the failure.
     pub poisoned: Vec<Tid>,
     pub poisoned_by: Option<Failure>,
 }
 
-/// How a search goes about rows on which the filter or the expression fails.
+/// How a search treats rows on which the filter or the expression fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Care {
-    /// It fails, too.
+    /// The search fails, too.
     None,
-    /// It leaves blocks alone in which there is one.
+    /// The search skips blocks that have such a row.
     Blocks,
-    /// It finds them.
+    /// The search finds these rows.
     Rows,
 }
 
-/// For the planner alone: functions in the filter run under the usual settings.
+/// Settings for the planner only: functions in the filter run under the usual settings.
 pub const IN_ORDER: [Setting<'_>; 3] =
     [(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_sort", c"off")];
 const BY_BLOCKS: [Setting<'_>; 3] =
     [(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_indexscan", c"off")];
 
 fn find(sql: &str, settings: &[Setting<'_>], most: usize) -> Found {
-    identity::with_settings(settings, || Plan::for_search(sql)).find(Places::Anywhere, most)
+    identity::with_settings(settings, || Plan::for_search(sql)).find(Rows::All, most)
 }
 
 enum Position {
-    /// In the order of expiry, behind the last value that was found.
+    /// In expiry order, behind the last value found.
     Ordered {
         watermark: Option<String>,
     },
-    /// By blocks of the heap, from the next one to the end as it was at the start; `after` is the last row seen in the next one.
+    /// By heap blocks, from `next` to the end of the heap when the scan began; `after` is the last offset seen in block
+    /// `next`.
     Blocks {
         next: u32,
         end: u32,
@@ -93,7 +95,7 @@ enum Position {
 }
 
 impl Scan {
-    /// Chooses the way: an index that has the order of expiry, or the heap.
+    /// Chooses how to scan: by an index in expiry order, or through the heap.
     pub fn begin(rule: &Rule, leaf: &Leaf, statements: Statements) -> Result<Self, TtlError> {
         let position = match index::serving(rule, leaf.relid)? {
             Some(_) => Position::Ordered { watermark: None },
@@ -102,17 +104,17 @@ impl Scan {
         Ok(Self { statements, position, is_estimated: false, is_fruitful: false })
     }
 
-    /// Whether there is an index to go by.
+    /// Whether the scan uses an index.
     pub fn is_ordered(&self) -> bool {
         matches!(self.position, Position::Ordered { .. })
     }
 
-    /// Whether it goes through the heap.
+    /// Whether the scan reads the heap.
     pub fn is_by_blocks(&self) -> bool {
         matches!(self.position, Position::Blocks { .. })
     }
 
-    /// Whether it would read so much that an index which is on its way is worth waiting for.
+    /// Whether the scan would read so much that it is worth waiting for an index that is being built.
     pub fn is_long(&self) -> bool {
         matches!(self.position, Position::Blocks { end, .. } if end > SHORT_HEAP)
     }
@@ -121,7 +123,7 @@ impl Scan {
         matches!(self.position, Position::Exhausted)
     }
 
-    /// The rows to go on with in one visit, if there are more of them than a first look has found.
+    /// Returns the rows to find and remove next in one visit, if there are more than a first search has found.
     pub fn next_rows(&self) -> Option<NextRows<'_>> {
         match &self.position {
             _ if !self.is_fruitful || self.statements.after.is_some() => None,
@@ -134,13 +136,13 @@ impl Scan {
         }
     }
 
-    /// Goes on behind the rows that a batch has found by itself.
+    /// Continues behind the rows that a batch has found itself.
     pub fn go_on(&mut self, reached: Option<&Reached>, wanted: usize) {
         let Some(Reached { seen, last }) = reached else { return };
         self.is_fruitful = *seen > 0;
         match (&mut self.position, last) {
             (Position::Ordered { .. }, _) if *seen < wanted => self.position = Position::Exhausted,
-            // All rows with the last value were seen, unless there are too many of them: then they are looked for again.
+            // All rows with the last value were seen, unless there are too many: then they are searched for again.
             (Position::Ordered { watermark }, Some((_, value))) if *seen < wanted + MOST_TIES_AT_ONCE => {
                 watermark.clone_from(value);
             }
@@ -156,7 +158,7 @@ impl Scan {
         }
     }
 
-    /// The next places, about as many as are wanted.
+    /// Returns the next TIDs, about as many as wanted.
     pub fn next(&mut self, wanted: usize, leaf: &Leaf, care: Care) -> Result<Harvest, TtlError> {
         let mut harvest = match (&self.position, care) {
             (Position::Exhausted, _) => Harvest::default(),
@@ -215,14 +217,14 @@ impl Scan {
         }
     }
 
-    /// Takes all that has expired, and then asks the filter about each.
+    /// Finds all expired rows, and then evaluates the filter on each.
     fn look_closely_in_order(&mut self, wanted: usize, leaf: &Leaf) -> Result<Harvest, TtlError> {
         match attempt(|| self.find_in_order(wanted, false)) {
             Ok(found) => {
                 self.go_on_in_order(&found, wanted, leaf)?;
                 Ok(self.judge(&found.tids))
             }
-            // It is the value itself that cannot be told.
+            // The value itself cannot be computed.
             Err(_) => {
                 self.position = Position::whole_heap(leaf)?;
                 Ok(Harvest::default())
@@ -230,7 +232,7 @@ impl Scan {
         }
     }
 
-    /// Halves the range until it has no such row, or is one block.
+    /// Halves the range until it has no failing row, or is one block.
     fn look_closely_in_blocks(
         &mut self,
         from: u32,
@@ -253,13 +255,13 @@ impl Scan {
         Ok(found)
     }
 
-    /// Divides places into those of rows that are to go, others, and those that nobody can tell about. Reads, and nothing else.
+    /// Returns which of these TIDs hold rows to remove, and on which the filter or the expression fails. Only reads.
     fn judge(&self, tids: &[Tid]) -> Harvest {
         let look = Plan::for_rows(&self.statements.look(Which::Listed));
         let mut harvest = Harvest::default();
         let mut parts = vec![tids];
         while let Some(part) = parts.pop() {
-            match (attempt(|| look.find(Places::These(part), 0)), part) {
+            match (attempt(|| look.find(Rows::Listed(part), 0)), part) {
                 (Ok(found), _) => harvest.tids.extend(found.tids),
                 (Err(failure), [tid]) => {
                     harvest.poisoned.push(*tid);
@@ -276,7 +278,7 @@ impl Scan {
     }
 }
 
-/// Does something that may fail on single rows. What fails otherwise is raised again.
+/// Runs work that may fail on single rows. Raises any other failure again.
 fn attempt<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
     subtransaction(|| Ok(work())).map_err(|failure| if is_about_rows(&failure) { failure } else { failure.raise() })
 }
@@ -285,7 +287,7 @@ fn at(block: u32, number: u16) -> Tid {
     Tid { ip_blkid: BlockIdData { bi_hi: (block >> 16) as u16, bi_lo: block as u16 }, ip_posid: number }
 }
 
-/// How many blocks the heap of a leaf has.
+/// Returns the number of blocks in a leaf's heap.
 pub fn blocks(leaf: &Leaf) -> Result<u32, TtlError> {
     let blocks = spi::read(
         "SELECT pg_relation_size($1, 'main') / current_setting('block_size')::bigint",

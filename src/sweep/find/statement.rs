@@ -1,11 +1,11 @@
-//! The statements that look for expired rows.
+//! The statements that search for expired rows.
 
 use crate::pg::planner::ENGINE_TAG;
 use crate::sweep::statement::Statements;
 
 impl Statements {
-    /// The next places in the order of expiry, with all that share the last value, so that the next harvest can start
-    /// strictly behind it. Those of all expired rows, unless the filter is asked.
+    /// Selects the next TIDs in expiry order, with all that share the last value, so that the next harvest can start
+    /// strictly behind it. Covers all expired rows unless `is_filtered`.
     pub fn in_order(&self, watermark: Option<&str>, wanted: usize, is_filtered: bool) -> String {
         let Self { leaf, compared, .. } = self;
         let beyond = watermark.or(self.after.as_deref()).map(|value| self.beyond(value));
@@ -17,7 +17,8 @@ impl Statements {
         )
     }
 
-    /// The same for the rows beyond a value, which is the first parameter, and as many as the second says: a plan that serves all batches.
+    /// Like [`Self::in_order`], but takes the value to start behind and the number of rows as parameters, so that one
+    /// plan serves all batches.
     pub fn next_in_order(&self) -> String {
         let Self { leaf, compared, .. } = self;
         let (conditions, type_name) = (self.conditions(), self.source.type_name());
@@ -27,18 +28,18 @@ impl Statements {
         )
     }
 
-    /// The places in a range of blocks, the last one exclusive.
+    /// Selects the TIDs of rows to remove in a range of blocks, `to` excluded.
     pub fn in_blocks(&self, from: u32, to: u32) -> String {
         let judgement = self.judgement(self.after.as_deref().map(|value| self.beyond(value)));
         format!("{} AND {judgement}", self.all_in_blocks(from, to))
     }
 
-    /// The places of all rows there.
+    /// Selects the TIDs of all rows in a range of blocks, `to` excluded.
     pub fn all_in_blocks(&self, from: u32, to: u32) -> String {
         format!("{ENGINE_TAG}SELECT ctid FROM ONLY {} WHERE ctid >= '({from},0)' AND ctid < '({to},0)'", self.leaf)
     }
 
-    /// How many rows the planner expects to go.
+    /// Returns how many rows the planner expects to be removed.
     pub fn estimate(&self) -> i64 {
         self.expected(&self.conditions())
     }

@@ -1,5 +1,5 @@
-//! How late the sweeping of a rule is, told from the first entries of its index. Nothing of users runs for it: whoever looks
-//! lends nobody his rights or his time.
+//! How late the sweeping of a rule is, read from the first entries of its index. No user code runs for it, so no user
+//! can exploit the caller's rights or time.
 
 use crate::catalog::{Catalog, Probe};
 use crate::error::TtlError;
@@ -13,8 +13,8 @@ use pgrx::pg_sys;
 
 const MICROS_PER_DAY: i64 = 86_400_000_000;
 
-/// How long ago the oldest expired row expired that is still there, of the rules that the current role may see: by the rule's
-/// number. A rule of which that cannot be told at once is not among them, nor one without such a row.
+/// Returns, by rule ID, how long ago the oldest expired row that is still there expired, for the rules that the current
+/// role may see. Leaves out rules without such a row, and rules for which this cannot be told at once.
 pub fn of_visible_rules(catalog: &Catalog) -> Result<Vec<(i64, Interval)>, TtlError> {
     let mut calendars = Calendars::default();
     let mut lags = Vec::new();
@@ -34,7 +34,7 @@ fn of(rule: &Probe, calendars: &mut Calendars) -> Option<Interval> {
             let late = access::unix_micros().checked_sub(micros)?.checked_sub(oldest).filter(|late| *late >= 0)?;
             Interval::new(0, i32::try_from(late / MICROS_PER_DAY).ok()?, late % MICROS_PER_DAY).ok()
         }
-        // A time zone may not be known any more.
+        // The time zone may no longer be known.
         _ => subtransaction(|| Ok(calendars.lag(rule, oldest))).ok().flatten(),
     }
 }
@@ -54,7 +54,7 @@ impl Oldest {
     }
 }
 
-/// What a value says, if a row can expire by it.
+/// Returns the time that a value stands for, if a row can expire by it.
 fn instant_of(value: &Value, unit: Option<&str>) -> Option<Oldest> {
     let finite =
         |micros: i64| micros.checked_add(instant::POSTGRES_EPOCH).filter(|_| micros != i64::MAX && micros != i64::MIN);
@@ -67,7 +67,7 @@ fn instant_of(value: &Value, unit: Option<&str>) -> Option<Oldest> {
     }
 }
 
-/// Statements for what needs a time zone, planned when they are first needed.
+/// Statements for lags that depend on a time zone, planned on first use.
 #[derive(Default)]
 struct Calendars {
     of_instant: Option<Plan>,

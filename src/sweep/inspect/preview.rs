@@ -17,14 +17,14 @@ use crate::sweep::remove::is_about_rows;
 use crate::sweep::statement::Statements;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 
-/// How much of a relation is looked at before an estimate has to do. All relations share what there is.
+/// How much of a relation is read before an estimate has to do. All relations share one budget.
 #[derive(Clone, Copy)]
 struct Budget {
     /// Rows that are counted one by one.
     rows: i64,
     /// Blocks that are read where no index helps.
     blocks: u32,
-    /// Blocks that are read of a larger relation.
+    /// Blocks that are sampled from a larger relation.
     sampled: u32,
 }
 
@@ -42,22 +42,22 @@ pub struct Preview {
     pub cutoff: Option<TimestampWithTimeZone>,
     pub rows: i64,
     pub is_exact: bool,
-    /// The first value to go, as text.
+    /// The first value that would be removed, as text.
     pub oldest_value: Option<String>,
     pub bytes: i64,
-    /// Of the rows that are there.
+    /// The share of these rows in all rows of the relation.
     pub share: Option<f64>,
-    /// What is going to happen.
+    /// How the sweep would proceed.
     pub plan: &'static str,
     /// What may keep rows from being removed, or the relation from going as a whole.
     pub blockers: Vec<String>,
-    /// Values that are no instants, so that their rows never expire.
+    /// Values that are not instants; their rows never expire.
     pub unreadable: Option<i64>,
-    /// As fast as sweeps of the rule have been so far.
+    /// The expected duration, at the speed of the rule's past sweeps.
     pub duration: Option<Interval>,
 }
 
-/// Reads, and nothing else: for every relation that the next sweep would look into.
+/// Previews every relation that the next sweep would look into. Only reads.
 pub fn of(catalog: &Catalog, rule: &Rule) -> Result<Vec<Preview>, TtlError> {
     if let Err(error) = rule.check_owner() {
         let (relation, blockers) = (rule.table.clone(), vec![error.to_string()]);
@@ -102,7 +102,7 @@ pub fn of(catalog: &Catalog, rule: &Rule) -> Result<Vec<Preview>, TtlError> {
 }
 
 impl Preview {
-    /// A partition that goes as a whole: nobody counts its rows.
+    /// Previews a partition that goes as a whole, without counting its rows.
     fn of_part(rule: &Rule, part: Part) -> Result<Self, TtlError> {
         let sizes = spi::read(
             "SELECT sum(greatest(c.reltuples, 0))::bigint, sum(pg_total_relation_size(c.oid))::bigint
@@ -140,7 +140,7 @@ impl Preview {
         });
         match counted {
             Ok(counted) => preview = Self { blockers: preview.blockers, ..counted },
-            // A sweep finds the rows that are to blame; here an estimate does.
+            // A sweep would find the rows at fault; here an estimate is enough.
             Err(failure) if is_about_rows(&failure) => {
                 (preview.rows, preview.is_exact) = (statements.estimate(), false);
                 preview.blockers.push(format!("rows that the filter or the expression fails on: {failure}"));
@@ -155,7 +155,7 @@ impl Preview {
     }
 
     fn count(&mut self, statements: &Statements, look: Look, most: i64) -> Result<(), TtlError> {
-        // By the index if there is one, as the sweep goes.
+        // Use the index if there is one, as the sweep does.
         let settings: &[_] = match look {
             Look::InOrder { .. } => {
                 &[(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_sort", c"off")]
@@ -183,7 +183,7 @@ impl Preview {
         Ok(())
     }
 
-    /// Beside all rows of the relation.
+    /// Sets the share among all rows of the relation, and the number of unreadable values.
     fn compare(&mut self, statements: &Statements, percent: Option<f64>) -> Result<(), TtlError> {
         let counted = spi::read(&statements.count_all(percent), &[], |row| {
             Ok((row.get::<i64>(1)?.unwrap_or_default(), row.get::<i64>(2)?))
@@ -203,7 +203,7 @@ fn is_partial(index: pgrx::pg_sys::Oid) -> Result<bool, TtlError> {
     Ok(found == [Some(true)])
 }
 
-/// Foreign keys that do not cascade, and triggers.
+/// Returns the foreign keys that do not cascade, and the triggers.
 fn blockers(rule: &Rule, leaf: &Leaf) -> Result<Vec<String>, TtlError> {
     let event = if rule.marks() { 16 } else { 8 };
     let foreign_keys = if rule.marks() { "" } else { "ar" };

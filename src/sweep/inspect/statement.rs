@@ -3,14 +3,14 @@
 use crate::pg::planner::ENGINE_TAG;
 use crate::sweep::statement::Statements;
 
-/// Which rows are looked at to tell how many are to go.
+/// Which rows are read to tell how many would be removed.
 #[derive(Clone, Copy)]
 pub enum Look {
-    /// At most so many, in the order of an index, which may be partial on the filter.
+    /// At most `most` rows, in the order of an index, which may be partial on the filter.
     InOrder { most: i64, is_partial: bool },
-    /// All of them, until so many are found.
+    /// All rows, until `most` are found.
     Whole { most: i64 },
-    /// Those in some of the blocks.
+    /// The rows in a sample of the blocks.
     Sample { percent: f64 },
 }
 
@@ -19,18 +19,18 @@ fn sample(percent: f64) -> String {
 }
 
 impl Statements {
-    /// How many it expects to have expired, whatever the filter says of them.
+    /// Returns how many rows the planner expects to have expired, regardless of the filter.
     pub fn estimate_expired(&self) -> i64 {
         self.expected(&self.expired[0])
     }
 
-    /// A look at some rows: how many there were, how many of them are to go, the first value and the bytes of those.
+    /// Counts the rows read and those of them that would be removed, with the first value and the bytes of the latter.
     pub fn count(&self, look: Look) -> String {
         let Self { leaf, compared, .. } = self;
         let (all, judgement) = (self.conditions(), self.judgement(None));
         let (sample, condition, rest) = match look {
-            // The rest of the conditions is looked at afterwards: a filter that lets nothing go must not have all of the index
-            // read.
+            // The other conditions are checked afterwards: a filter that matches no row must not make this read the
+            // whole index.
             Look::InOrder { most, is_partial: false } => {
                 let condition = format!("WHERE {} ORDER BY {compared} LIMIT {most}", self.expired[0]);
                 (String::new(), condition, format!("({judgement}) IS TRUE"))
@@ -49,7 +49,7 @@ impl Statements {
         )
     }
 
-    /// How many rows there are, all or a sample of them, and how many values that cannot be read, if there can be any.
+    /// Counts all rows or a sample of them, and the unreadable values if there can be any.
     pub fn count_all(&self, percent: Option<f64>) -> String {
         let Self { leaf, compared, value, .. } = self;
         let sample = percent.map_or_else(String::new, sample);

@@ -1,12 +1,12 @@
-//! Rows that cannot be removed: where they are is remembered, so that sweeps leave them alone until they are due again.
+//! Rows that cannot be removed. Their position is remembered, so that sweeps leave them alone until they are due again.
 //!
-//! All that is remembered is the last of their values. Everything up to it was tried by a sweep that came to its end, so what is left
-//! there is blocked, or came late; both wait until they are due, and cost nothing meanwhile.
+//! Only the last of their values is remembered. A completed sweep has tried everything up to it, so rows left there are
+//! blocked or arrived late; both wait until they are due, and cost nothing meanwhile.
 
 use super::is_about_rows;
 use crate::catalog::{Blocked, Catalog, Initiator, Rule};
 use crate::error::TtlError;
-use crate::pg::plan::{Places, Plan, Tid};
+use crate::pg::plan::{Plan, Rows, Tid};
 use crate::pg::relation::tree;
 use crate::pg::transaction::Failure;
 use crate::sandbox::in_sandbox;
@@ -14,32 +14,32 @@ use crate::sweep::find::scan::{Care, Harvest};
 use crate::sweep::{Sweep, Work, batch_size, harvest_size};
 use pgrx::PgSqlErrorCode;
 
-/// The value that a sweep by a worker begins behind, if it is to leave blocked rows alone. `None` if all are to be tried.
+/// Returns the blocked rows that a worker's sweep leaves alone, or `None` if it should try all rows.
 pub fn known(catalog: &Catalog, rule: &Rule, initiator: Initiator) -> Result<Option<Blocked>, TtlError> {
     let blocked = rule.state.blocked.as_ref().filter(|blocked| blocked.rests && initiator == Initiator::Worker);
     let Some(blocked) = blocked else { return Ok(None) };
     Ok((digest(catalog, rule)? == blocked.under).then(|| blocked.clone()))
 }
 
-/// What changes when something that may block rows does.
+/// Returns a digest that changes when anything that may block rows changes.
 fn digest(catalog: &Catalog, rule: &Rule) -> Result<Option<String>, TtlError> {
     let relids = [Some(rule.relid), rule.archive].into_iter().flatten().flat_map(tree).collect();
     catalog.digest_of_obstacles(rule, relids)
 }
 
-/// The value of what is remembered, if it is one of the type that the rule compares now.
+/// Returns the remembered value, if it has the type that the rule compares now.
 pub fn value(rule: &Rule, up_to: Option<&str>) -> Option<String> {
     let (type_name, value) = up_to?.split_once(' ')?;
     (type_name == rule.predicate.expiry.source().type_name()).then(|| value.to_owned())
 }
 
 impl Sweep {
-    /// Looks for the next rows. Where the filter or the expression fails on one, the search is made again in a way that finds it.
+    /// Searches for the next rows. If the filter or the expression fails on one, searches again with more care.
     pub(in crate::sweep) fn harvest(&mut self) -> Result<Option<Harvest>, Failure> {
         let care = if self.left.is_some() { Care::Blocks } else { Care::Rows };
         let (rule, scope) = (&self.rule, self.scope);
         let Some(Work { scan, leaf, is_careful, .. }) = &mut self.work else { return Ok(None) };
-        // What goes on by itself needs no more than a first batch.
+        // If later batches find their rows themselves, one batch is enough here.
         let goes_on = !*is_careful && !leaf.removal_runs_user_code(rule);
         let wanted = if goes_on { batch_size(rule) } else { harvest_size(rule) };
         let mut search = |care| {
@@ -60,7 +60,7 @@ impl Sweep {
         }
     }
 
-    /// Counts rows that could not be removed, and takes down the last of their values.
+    /// Counts rows that could not be removed, and keeps the last of their values.
     pub(in crate::sweep) fn add_blocked(&mut self, tids: &[Tid], failure: Option<Failure>) -> Result<(), Failure> {
         self.tally.blocked += tids.len() as i64;
         self.tally.blocked_by = failure.or(self.tally.blocked_by.take());
@@ -68,23 +68,23 @@ impl Sweep {
         let (rule, statement) = (&self.rule, work.statements.last_value(self.blocked_up_to.as_deref()));
         let last = self.scope.attempt(|| {
             in_sandbox(rule, || {
-                // Statements name columns, which may have other names by now; the sweep is about to notice.
+                // The statement names columns, which may have been renamed; the sweep is about to notice.
                 if !work.leaf.is_unchanged_for_reading() {
                     return Ok(None);
                 }
-                Ok(Plan::for_rows(&statement).row(Places::These(tids)).into_iter().next().flatten())
+                Ok(Plan::for_rows(&statement).row(Rows::Listed(tids)).into_iter().next().flatten())
             })
         });
         match last {
             Ok(last) => self.blocked_up_to = last.or(self.blocked_up_to.take()),
-            // That of one is the value that cannot be told.
+            // The value of one of the rows cannot be computed.
             Err(failure) if is_about_rows(&failure) => {}
             Err(failure) => return Err(failure),
         }
         Ok(())
     }
 
-    /// Takes down where blocked rows are, and when all of them are worth another try. `is_news` says that there is more to write.
+    /// Records where blocked rows are, and when to retry them all. `is_news` means that the sweep has more to record.
     pub(in crate::sweep) fn remember_blocked(&self, is_news: bool) -> Result<(), TtlError> {
         let (catalog, rule) = (&self.catalog, &self.rule);
         let up_to =

@@ -1,4 +1,4 @@
-//! Removing rows: batch by batch, each in a transaction of its own. When a batch fails, the rows that are to blame are found.
+//! Removes rows batch by batch, each in its own transaction. When a batch fails, finds the rows at fault.
 
 pub mod blocked;
 mod remover;
@@ -17,21 +17,21 @@ use pgrx::PgSqlErrorCode;
 pub use remover::Remover;
 use std::ffi::CString;
 
-/// A failing batch is halved until parts are this small; their rows are then tried one by one. So a few bad rows cost
-/// a few statements each, and a batch of nothing but bad rows no more than one statement a row.
+/// A failing batch is halved until its parts are this small; their rows are then tried one by one. So a few bad rows
+/// cost a few statements each, and a batch of only bad rows costs no more than one statement per row.
 pub const ONE_BY_ONE: usize = 64;
 
-/// What became of a batch.
+/// The result of a batch.
 #[derive(Debug, Default)]
 pub struct Done {
     pub removed: i64,
     pub locked: i64,
-    /// Where rows are that could not be removed, and why.
+    /// The TIDs of rows that could not be removed, and why.
     pub blocked: Vec<Tid>,
     pub blocked_by: Option<Failure>,
-    /// What is delivered, for each statement that removed rows.
+    /// What to deliver, for each statement that removed rows.
     pub taken: Vec<Taken>,
-    /// How far a batch that found its rows itself has come.
+    /// How far a batch that found its rows itself has got.
     pub reached: Option<Reached>,
 }
 
@@ -50,15 +50,15 @@ impl Done {
     }
 }
 
-/// How the rows of a part are removed.
+/// How the rows of a batch or a part of it are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// The next rows are found and deleted in one visit: at most so many, but for those that share the last value.
+    /// The next rows are found and deleted in one visit: at most this many, plus those that share the last value.
     AsFound(usize),
     Together,
-    /// Each by itself, and what could be removed is delivered together.
+    /// Each by itself; the removed rows are delivered together.
     OneByOne,
-    /// Each is delivered by itself, too.
+    /// Each is removed and delivered by itself.
     EachDelivered,
 }
 
@@ -70,9 +70,9 @@ pub struct Batch<'a> {
     work: &'a mut Work,
     /// Whether nothing of this sweep has been recorded yet.
     is_first: bool,
-    /// Whether an attempt has all its locks and is at the rows: what fails then fails on them.
+    /// Whether an attempt holds all its locks and works on the rows: a failure then is about the rows.
     is_at_rows: bool,
-    /// What it has done so far, also if it fails in the end.
+    /// What the batch has done so far, even if it fails in the end.
     pub done: Done,
 }
 
@@ -81,7 +81,7 @@ impl<'a> Batch<'a> {
         Self { rule, catalog, scope, work, is_first, is_at_rows: false, done: Done::default() }
     }
 
-    /// Removes what is at these places, in as many attempts as it takes.
+    /// Removes the rows at these TIDs, in as many attempts as it takes.
     pub fn remove(&mut self, tids: &[Tid]) -> Result<Step, Failure> {
         let mut parts = vec![tids];
         while let Some(part) = parts.pop() {
@@ -110,7 +110,8 @@ impl<'a> Batch<'a> {
         Ok(Step::Removed(self.done.removed))
     }
 
-    /// Finds and removes the next rows in one visit to each. If that fails on some row, the rest of the leaf is searched first, with care.
+    /// Finds and removes the next rows in one visit to each. If that fails on a row, the rest of the leaf is searched
+    /// first, with care.
     pub fn remove_next(&mut self, wanted: usize) -> Result<Step, Failure> {
         let result = self.attempt(&[], Way::AsFound(wanted));
         if self.fault_of_rows(&result).is_some() {
@@ -127,12 +128,12 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// The failure of an attempt, if fewer rows might not fail.
+    /// Returns the failure of an attempt, if fewer rows might succeed.
     fn fault_of_rows<T>(&self, result: &Result<T, Failure>) -> Option<Failure> {
         result.as_ref().err().filter(|failure| self.is_at_rows && is_about_rows(failure)).cloned()
     }
 
-    /// Removes rows in one transaction. An inner error is a step that ends the sweep instead.
+    /// Removes rows in one transaction. The inner error is a step that ends the sweep instead.
     fn attempt(&mut self, tids: &[Tid], way: Way) -> Result<Result<Done, Step>, Failure> {
         self.is_at_rows = false;
         self.scope.attempt(|| match self.obstacle()? {
@@ -141,7 +142,7 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Takes the locks. The tables' come first and then the rule's, as DDL and registration take them.
+    /// Takes the locks: first the tables', then the rule's, in the order in which DDL and registration take them.
     fn obstacle(&self) -> Result<Option<Step>, TtlError> {
         let Work { leaf, archive, .. } = &*self.work;
         let is_unchanged =
@@ -160,8 +161,8 @@ impl<'a> Batch<'a> {
         let Self { rule, catalog, work: Work { leaf, statements, remover, scan, .. }, is_at_rows, is_first, .. } = self;
         let rule = *rule;
         in_sandbox(rule, || leaf.check_cascades(rule))?;
-        // Deferred triggers would otherwise fire at commit, with the rights of whoever commits. Those that the caller
-        // has pending fire now, as the caller and under the caller's search path.
+        // Deferred triggers would otherwise fire at commit, with the rights of the committing role. Those that the
+        // caller has pending fire now, as the caller and under the caller's search path.
         let callers_path = access::search_path();
         identity::with_users_path(&callers_path, || spi::execute("SET CONSTRAINTS ALL IMMEDIATE", &[]))?;
         let path = match leaf.removal_runs_user_code(rule) {
@@ -177,8 +178,8 @@ impl<'a> Batch<'a> {
                 *is_at_rows = false;
                 Ok(done)
             };
-            // The table's own lock is held: what is waited for now is behind a cascade or a trigger, and blocks one row, not
-            // the sweep.
+            // The table's own lock is held: any further wait is for a cascade or a trigger, and blocks one row, not the
+            // sweep.
             let remove = || identity::with_settings(&[(c"lock_timeout", c"100ms")], remove);
             if path.is_empty() { remove() } else { identity::with_users_path(&path, remove) }
         })?;
@@ -205,8 +206,8 @@ fn remove_in(way: Way, remover: &Remover, scan: &Scan, rule: &Rule, tids: &[Tid]
     deliver(&done).map(|()| done)
 }
 
-/// Whether leaving out some rows can help. It cannot when somebody cancelled, when resources are short, or when the code
-/// that runs for every row is broken, ours included.
+/// Whether leaving out some rows can help. It cannot after a cancel, when resources are short, or when code that runs
+/// for every row is broken, ours included.
 pub fn is_about_rows(failure: &Failure) -> bool {
     !failure.is_cancel
         && !failure.is_bug

@@ -1,4 +1,4 @@
-//! Removes rows at places that were found, if they have expired still.
+//! Removes the rows that a search found, if they are still expired.
 
 use super::{Done, is_about_rows};
 use crate::catalog::Rule;
@@ -6,7 +6,7 @@ use crate::delivery::Taken;
 use crate::error::TtlError;
 use crate::pg::chain;
 use crate::pg::identity;
-use crate::pg::plan::{Places, Plan, Tid, Wanted, position};
+use crate::pg::plan::{Plan, Rows, Tid, Wanted, position};
 use crate::pg::transaction::{Failure, subtransaction};
 use crate::sweep::find::leaf::Leaf;
 use crate::sweep::find::scan::{IN_ORDER, MOST_TIES_AT_ONCE, NextRows, Reached, Scan};
@@ -16,12 +16,12 @@ use pgrx::pg_sys::Oid;
 use std::cell::OnceCell;
 use std::collections::HashSet;
 
-/// A range of blocks is worth reading as a whole if it holds at least this many rows of the batch for each block.
+/// A range of blocks is worth reading as a whole if it holds at least this many rows of the batch per block.
 const ROWS_PER_BLOCK: usize = 4;
 
 pub struct Remover {
     relid: Oid,
-    /// The relation, if rows can be removed from its heap without asking anybody.
+    /// The relation, if deleting from it only removes rows from its heap.
     plain: Option<Oid>,
     look: Prepared,
     look_in_range: Prepared,
@@ -29,11 +29,11 @@ pub struct Remover {
     lock: Prepared,
     remove: Prepared,
     delivers: bool,
-    /// Whether somebody can have a removed row be as it was before, as a trigger can a mark.
+    /// Whether a removal can be undone in its own statement, as a trigger can take a mark back.
     can_be_undone: bool,
 }
 
-/// A statement that is planned when it is first needed: most batches need one of them.
+/// A statement that is planned on first use: most batches need only one.
 struct Prepared {
     sql: String,
     which: Which,
@@ -74,22 +74,22 @@ impl Remover {
         self.plain.is_some()
     }
 
-    /// Deletes the next rows of a scan as they are found: the version that was judged is the one that goes. Rows that the heap cannot delete
-    /// at once are left to statements.
+    /// Deletes the next rows of a scan as they are found: the row version that was judged is the one deleted. Rows that
+    /// the heap cannot delete at once are left to SQL statements.
     pub fn remove_as_found(&self, scan: &Scan, wanted: usize) -> Done {
         let (Some(relid), Some(next)) = (self.plain, scan.next_rows()) else { return Done::default() };
         let deleted = match &next {
             NextRows::Beyond(value) => {
-                let places = Places::Beyond(value, wanted as i64);
-                self.next.plan().delete(places, relid, Wanted::Upto(wanted + MOST_TIES_AT_ONCE))
+                let rows = Rows::Beyond(value, wanted as i64);
+                self.next.plan().delete(rows, relid, Wanted::Upto(wanted + MOST_TIES_AT_ONCE))
             }
             NextRows::Between(first, last) => {
-                self.look_in_range.plan().delete(Places::Between(first, last), relid, Wanted::Upto(wanted))
+                self.look_in_range.plan().delete(Rows::Between(first, last), relid, Wanted::Upto(wanted))
             }
         };
         let mut done = Done { removed: deleted.tids.len() as i64, ..Done::default() };
         let reached = Reached { seen: deleted.seen(), last: deleted.last };
-        // Rows among too many of one value are looked for again.
+        // If too many rows share a value, they are searched for again.
         let will_come_again = matches!(next, NextRows::Beyond(_)) && reached.seen == wanted + MOST_TIES_AT_ONCE;
         if !deleted.left.is_empty() && !will_come_again {
             done.add(self.remove_with_sql(&deleted.left));
@@ -110,36 +110,36 @@ impl Remover {
         done
     }
 
-    /// Where nobody has anything to say about it, rows go straight from the heap, and what is in the way of that is left.
+    /// Deletes rows straight from the heap and returns their TIDs. Rows that cannot be deleted at once are left.
     fn delete_from_heap(&self, relid: Oid, sorted: &[Tid]) -> Vec<Tid> {
         let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else { return Vec::new() };
         let blocks = (position(last).0 - position(first).0) as usize + 1;
         if sorted.len() < ROWS_PER_BLOCK * blocks {
-            return self.look.plan().delete(Places::These(sorted), relid, Wanted::Listed(sorted)).tids;
+            return self.look.plan().delete(Rows::Listed(sorted), relid, Wanted::Listed(sorted)).tids;
         }
-        // As in a table that was filled in the order of time: reading it through is cheaper than going to each place.
-        self.look_in_range.plan().delete(Places::Between(first, last), relid, Wanted::Listed(sorted)).tids
+        // As in a table filled in time order: reading the whole range is cheaper than fetching each TID.
+        self.look_in_range.plan().delete(Rows::Between(first, last), relid, Wanted::Listed(sorted)).tids
     }
 
     fn remove_with_sql(&self, tids: &[Tid]) -> Done {
-        // These are locked now, by us: changing them waits for nobody, and whatever becomes of them is the doing of this transaction.
-        let ours = self.lock.plan().find(Places::These(tids), 0).tids;
+        // We hold the locks of these rows now: changing them does not wait, and only this transaction can change them.
+        let ours = self.lock.plan().find(Rows::Listed(tids), 0).tids;
         let (mut removed, taken) =
-            if ours.is_empty() { (0, Vec::new()) } else { self.take(&self.remove, Places::These(&ours)) };
+            if ours.is_empty() { (0, Vec::new()) } else { self.take(&self.remove, Rows::Listed(&ours)) };
         let mut locked = 0;
         if ours.len() < tids.len() {
-            // Others have locked the rest, or they have updated or removed it, and then it is not there any more.
+            // Other sessions have locked the rest, or have updated or deleted it; then it is no longer there.
             let held: HashSet<_> = ours.iter().map(position).collect();
             let others: Vec<_> = tids.iter().filter(|tid| !held.contains(&position(tid))).copied().collect();
-            locked = self.look.plan().run(Places::These(&others)) as i64;
+            locked = self.look.plan().run(Rows::Listed(&others)) as i64;
         }
         let mut blocked = Vec::new();
         if removed < ours.len() || self.can_be_undone {
-            // A trigger or rule may have kept a row, changed it, or taken its mark back: what has expired still is blocked, wherever
-            // its latest version lies.
-            blocked = self.look.plan().find(Places::These(&chain::latest(self.relid, &ours)), 0).tids;
+            // A trigger or rule may have kept a row, changed it, or taken its mark back: a row that is still expired is
+            // blocked, wherever its latest version is.
+            blocked = self.look.plan().find(Rows::Listed(&chain::latest(self.relid, &ours)), 0).tids;
             let most = ours.len().saturating_sub(blocked.len());
-            // Nobody is told of a row that is not gone: the batch is divided.
+            // A row that is not gone must not be delivered: fail, so that the batch is divided.
             if removed > most && self.delivers {
                 kept().raise();
             }
@@ -149,15 +149,15 @@ impl Remover {
         Done { removed: removed as i64, locked, blocked, blocked_by, taken, reached: None }
     }
 
-    /// Removes rows by one of the statements, and takes what is delivered.
-    fn take(&self, removal: &Prepared, places: Places<'_>) -> (usize, Vec<Taken>) {
+    /// Removes rows with one of the statements, and returns their number and what to deliver.
+    fn take(&self, removal: &Prepared, rows: Rows<'_>) -> (usize, Vec<Taken>) {
         if !self.delivers {
-            return (removal.plan().run(places), Vec::new());
+            return (removal.plan().run(rows), Vec::new());
         }
-        let mut columns = removal.plan().row(places).into_iter();
+        let mut columns = removal.plan().row(rows).into_iter();
         let mut count = || columns.next().flatten().and_then(|count| count.parse::<usize>().ok());
         let (removed, archived) = (count().unwrap_or_default(), count());
-        // Never a row in neither: what a trigger kept out of the archive stays where it is.
+        // No row may end up in neither table: one that a trigger kept out of the archive stays where it is.
         if archived.is_some_and(|archived| archived != removed) {
             TtlError::ArchiveRefused.raise();
         }
@@ -165,7 +165,7 @@ impl Remover {
         (removed, if removed > 0 { vec![Taken { rows, range }] } else { Vec::new() })
     }
 
-    /// Removes rows each by itself, and does something about each of them in the same subtransaction.
+    /// Removes each row in a subtransaction of its own, in which `then` also runs.
     pub fn remove_one_by_one(&self, tids: &[Tid], then: impl Fn(&Done) -> Result<(), TtlError>) -> Done {
         let mut total = Done::default();
         for tid in tids {

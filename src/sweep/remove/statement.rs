@@ -5,21 +5,22 @@ use crate::sweep::statement::{Statements, Which};
 use pgrx::spi::{quote_identifier, quote_literal};
 
 impl Statements {
-    /// The last of the values at some places and of one that is known, of those that have expired, as text.
+    /// Selects the last value, as text, among a known value and those of the expired rows at some TIDs.
     pub fn last_value(&self, known: Option<&str>) -> String {
         let Self { leaf, compared, expired, .. } = self;
         let known = known.map_or_else(String::new, |known| format!(" UNION ALL SELECT {}", self.literal(known)));
         format!(
             "{ENGINE_TAG}SELECT value::text FROM (
-                 SELECT {compared} FROM ONLY {leaf} WHERE {} AND ({}) IS TRUE{known}) AS places (value)
+                 SELECT {compared} FROM ONLY {leaf} WHERE {} AND ({}) IS TRUE{known}) AS found (value)
              ORDER BY value DESC LIMIT 1",
             Which::Listed.condition(),
             expired[0]
         )
     }
 
-    /// Removes what is at places whose rows are locked already, if it has expired still. Where rows are delivered, it is one query that also moves them into the archive; its one
-    /// row has the number of rows removed and archived, the rows, and their range.
+    /// Removes rows that are already locked, if they are still expired. If rows are delivered, the same query also
+    /// moves them into the archive; it returns one row with the numbers of rows removed and archived, the rows, and
+    /// their range.
     pub fn remove(&self) -> String {
         let removal = format!("{} WHERE {} AND {}", self.action, Which::Listed.condition(), self.has_expired());
         let Some(delivery) = &self.delivery else { return format!("{ENGINE_TAG}{removal}") };
@@ -38,7 +39,7 @@ impl Statements {
         )
     }
 
-    /// The first and the last of some rows, by value and by key.
+    /// The first and the last of the removed rows, by value and by key.
     fn range(&self, keys: &[String]) -> String {
         let ends = |[first, last]: [&str; 2], value: &str, order: &str| {
             let sorted = format!("array_agg({value} ORDER BY {order})");
@@ -55,7 +56,7 @@ impl Statements {
         format!("jsonb_build_object({values}, {})", ends(["first_key", "last_key"], &key, &order.join(", ")))
     }
 
-    /// Locks those that nobody else has locked.
+    /// Locks the expired rows that no other session has locked.
     pub fn lock(&self) -> String {
         format!("{} FOR UPDATE SKIP LOCKED", self.look(Which::Listed))
     }
