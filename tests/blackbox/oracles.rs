@@ -690,9 +690,9 @@ fn explain_tells_nothing_of_what_parallel_workers_have_seen() {
         let sql = format!(
             "EXPLAIN (ANALYZE, VERBOSE, BUFFERS, TIMING off, COSTS off, SUMMARY off) SELECT * FROM h WHERE id = {id}"
         );
-        session.get(&sql).replace(&format!("= {id})"), "= ?)")
+        let plan = session.get(&sql).replace(&format!("= {id})"), "= ?)");
+        // What planning reads depends on what other sessions have changed.
+        plan.split("\nPlanning:").next().unwrap_or_default().to_owned()
     };
-    // The first has the catalogs read.
-    explain(&mut session, 1);
     assert_eq!(explain(&mut session, 4), explain(&mut session, 1004));
 }
