@@ -237,7 +237,9 @@ impl Sweep {
                 }
                 continue;
             };
-            if !work.found.is_empty() || work.goes_on() {
+            // A batch that finds its rows itself may have some more than were asked for, which a limit does not allow.
+            let is_unlimited = limit >= 2 * batch_size(&self.rule);
+            if !work.found.is_empty() || (is_unlimited && work.goes_on()) {
                 if self.is_aloof && work.leaf.removal_runs_user_code(&self.rule) {
                     return Ok(Step::NeedsHelper);
                 }

@@ -328,3 +328,19 @@ fn rows_that_are_removed_as_they_are_found_are_all_that_have_expired() {
         assert!((50..=110).contains(&batches), "{index}: {batches}");
     }
 }
+
+#[test]
+fn a_limit_holds_also_where_rows_share_a_value() {
+    let mut db = with(
+        "CREATE TABLE t (id int, at timestamptz);
+         INSERT INTO t SELECT i, now() - interval '2 days' + (i % 40) * interval '1 second' FROM generate_series(1, 2000) i;
+         SELECT ttl_create_index('t', 'at', interval '1 hour', 100)",
+    );
+    for (most, left) in [(250, 1750), (70, 1680), (1, 1679), (333, 1346)] {
+        db.run(&format!("CALL ttl_sweep('t', max_rows => {most})"));
+        assert_eq!(db.get("SELECT count(*) FROM t"), left.to_string(), "{most}");
+    }
+    db.run("SELECT ttl_alter_index('t', 'at', max_rows_per_run => 155)");
+    db.run("CALL ttl_sweep('t')");
+    assert_eq!(db.get("SELECT count(*) FROM t"), (1346 - 155).to_string());
+}

@@ -16,9 +16,11 @@ use pgrx::pg_sys::BlockIdData;
 /// instead, where it can stop anywhere.
 const MOST_TIES: usize = 100_000;
 
-/// How many rows that share a value one batch deletes beyond its size. If there are more, they are found first and
-/// divided.
-pub const MOST_TIES_AT_ONCE: usize = 1_000;
+/// Returns how many rows that share the last value a batch may have beyond its size. If there are more, they are found
+/// first and divided.
+pub fn most_ties(wanted: usize) -> usize {
+    wanted / 10
+}
 
 /// The most blocks that one query reads, so that a cancel or a change of settings never waits long.
 const MOST_BLOCKS: u32 = 16_384;
@@ -143,7 +145,7 @@ impl Scan {
         match (&mut self.position, last) {
             (Position::Ordered { .. }, _) if *seen < wanted => self.position = Position::Exhausted,
             // All rows with the last value were seen, unless there are too many: then they are searched for again.
-            (Position::Ordered { watermark }, Some((_, value))) if *seen < wanted + MOST_TIES_AT_ONCE => {
+            (Position::Ordered { watermark }, Some((_, value))) if *seen < wanted + most_ties(wanted) => {
                 watermark.clone_from(value);
             }
             (Position::Ordered { .. }, _) => self.is_fruitful = false,

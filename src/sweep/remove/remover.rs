@@ -9,7 +9,7 @@ use crate::pg::identity;
 use crate::pg::plan::{Plan, Rows, Tid, Wanted, position};
 use crate::pg::transaction::{Failure, subtransaction};
 use crate::sweep::find::leaf::Leaf;
-use crate::sweep::find::scan::{IN_ORDER, MOST_TIES_AT_ONCE, NextRows, Reached, Scan};
+use crate::sweep::find::scan::{IN_ORDER, NextRows, Reached, Scan, most_ties};
 use crate::sweep::statement::{Statements, Which};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
@@ -81,7 +81,7 @@ impl Remover {
         let deleted = match &next {
             NextRows::Beyond(value) => {
                 let rows = Rows::Beyond(value, wanted as i64);
-                self.next.plan().delete(rows, relid, Wanted::Upto(wanted + MOST_TIES_AT_ONCE))
+                self.next.plan().delete(rows, relid, Wanted::Upto(wanted + most_ties(wanted)))
             }
             NextRows::Between(first, last) => {
                 self.look_in_range.plan().delete(Rows::Between(first, last), relid, Wanted::Upto(wanted))
@@ -90,7 +90,7 @@ impl Remover {
         let mut done = Done { removed: deleted.tids.len() as i64, ..Done::default() };
         let reached = Reached { seen: deleted.seen(), last: deleted.last };
         // If too many rows share a value, they are searched for again.
-        let will_come_again = matches!(next, NextRows::Beyond(_)) && reached.seen == wanted + MOST_TIES_AT_ONCE;
+        let will_come_again = matches!(next, NextRows::Beyond(_)) && reached.seen == wanted + most_ties(wanted);
         if !deleted.left.is_empty() && !will_come_again {
             done.add(self.remove_with_sql(&deleted.left));
         }
