@@ -203,7 +203,8 @@ CREATE TABLE ttl_history_log (
     wal_bytes    bigint NOT NULL,
     status       text NOT NULL,
     error_code   text,
-    error        text
+    error        text,
+    plan         text
 );
 CREATE INDEX ON ttl_history_log (finished_at);
 

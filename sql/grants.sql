@@ -13,7 +13,7 @@ GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_history, ttl_p
 -- Everybody can restore them, too: see ttl_take_in.
 GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
 GRANT SELECT (id, rule_id, schema_name, table_name, column_name, initiator, started_at, finished_at, rows_removed, partitions_removed,
-              batches, blocked_rows, locked_rows, wal_bytes, status, error_code) ON ttl_history_log TO PUBLIC;
+              batches, blocked_rows, locked_rows, wal_bytes, plan, status, error_code) ON ttl_history_log TO PUBLIC;
 ALTER TABLE ttl_history_log ENABLE ROW LEVEL SECURITY;
 CREATE POLICY readable_table ON ttl_history_log FOR SELECT USING (
     pg_has_role('pg_monitor', 'USAGE') OR rule_id = ANY (ARRAY(SELECT rule_id FROM ttl_states())));

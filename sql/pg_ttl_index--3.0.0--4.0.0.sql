@@ -216,7 +216,8 @@ CREATE TABLE ttl_history_log (
     wal_bytes    bigint NOT NULL,
     status       text NOT NULL,
     error_code   text,
-    error        text
+    error        text,
+    plan         text
 );
 CREATE INDEX ON ttl_history_log (finished_at);
 
@@ -606,6 +607,7 @@ CREATE  FUNCTION "ttl_progress_slots"() RETURNS TABLE (
 	"estimated_rows" bigint,  /* Option < i64 > */
 	"started_at" timestamp with time zone,  /* Option < TimestampWithTimeZone > */
 	"hold" TEXT,  /* Option < & '_ str > */
+	"plan" TEXT,  /* Option < & '_ str > */
 	"is_building" bool  /* bool */
 )
 STRICT
@@ -658,7 +660,8 @@ CREATE FUNCTION ttl_progress() RETURNS TABLE (
     rows_per_second double precision,
     started_at timestamptz,
     relation regclass,
-    hold text
+    hold text,
+    plan text
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
@@ -666,7 +669,7 @@ BEGIN ATOMIC
            CASE WHEN s.is_building THEN 'building' WHEN s.hold IS NOT NULL THEN 'waiting' WHEN s.batches = 0 THEN 'looking' ELSE 'removing' END,
            s.rows_removed, s.estimated_rows, s.batches,
            s.rows_removed / nullif(extract(epoch FROM clock_timestamp() - s.started_at), 0)::double precision,
-           s.started_at, s.relid::regclass, s.hold
+           s.started_at, s.relid::regclass, s.hold, s.plan
     FROM @extschema@.ttl_progress_slots() s JOIN @extschema@.ttl_index_table t ON t.id = s.rule_id
     ;
 END;
@@ -993,12 +996,14 @@ CREATE FUNCTION ttl_history() RETURNS TABLE (
     locked_rows bigint,
     wal_bytes bigint,
     status text,
-    error text
+    error text,
+    plan text
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
     SELECT l.id, l.rule_id, l.schema_name, l.table_name, l.column_name, l.initiator, l.started_at, l.finished_at, l.rows_removed,
-           l.partitions_removed, l.batches, l.blocked_rows, l.locked_rows, l.wal_bytes, l.status, coalesce(e.error, l.error_code)
+           l.partitions_removed, l.batches, l.blocked_rows, l.locked_rows, l.wal_bytes, l.status, coalesce(e.error, l.error_code),
+           l.plan
     FROM @extschema@.ttl_history_log l LEFT JOIN @extschema@.ttl_history_errors() AS e ON e.id = l.id
     ORDER BY l.id;
 END;
@@ -1100,7 +1105,7 @@ GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_history, ttl_p
 -- Everybody can restore them, too: see ttl_take_in.
 GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
 GRANT SELECT (id, rule_id, schema_name, table_name, column_name, initiator, started_at, finished_at, rows_removed, partitions_removed,
-              batches, blocked_rows, locked_rows, wal_bytes, status, error_code) ON ttl_history_log TO PUBLIC;
+              batches, blocked_rows, locked_rows, wal_bytes, plan, status, error_code) ON ttl_history_log TO PUBLIC;
 ALTER TABLE ttl_history_log ENABLE ROW LEVEL SECURITY;
 CREATE POLICY readable_table ON ttl_history_log FOR SELECT USING (
     pg_has_role('pg_monitor', 'USAGE') OR rule_id = ANY (ARRAY(SELECT rule_id FROM ttl_states())));

@@ -40,10 +40,14 @@ pub fn check(relid: Oid, owner: Oid, change: Change<'_>) -> Result<(), TtlError>
              WHERE c.relowner <> $3"
     );
     let args = [relid.into(), change.column().into(), owner.into()];
-    for relid in spi::query(&others, &args, |row| Ok(row.get::<Oid>(1)?.unwrap_or_default()))? {
+    let reached = spi::query_kept(&others, &args, |row| Ok(row.get::<Oid>(1)?.unwrap_or_default()))?;
+    if reached.is_empty() {
+        return Ok(());
+    }
+    for relid in reached {
         relation::lock(relid, Lock::Change);
     }
-    let found = spi::query(&others, &args, |row| {
+    let found = spi::query_kept(&others, &args, |row| {
         Ok((row.get::<String>(2)?.unwrap_or_default(), row.get(3)?.unwrap_or_default()))
     })?;
     match found.into_iter().find(|(_, has_after_triggers)| *has_after_triggers) {

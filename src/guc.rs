@@ -3,7 +3,7 @@
 use crate::pg::planner;
 use crate::pg::setting::{self, Quantity};
 use crate::pg::transaction::{self, Limits};
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
 use std::time::Duration;
 
@@ -33,6 +33,17 @@ static MAX_REPLICA_LAG: GucSetting<Option<CString>> = GucSetting::<Option<CStrin
 
 /// Whether sweeping stays off after a point-in-time recovery until a user switches it on.
 static HOLD_AFTER_RECOVERY: GucSetting<bool> = GucSetting::<bool>::new(true);
+
+/// How sweeps go through the rows of a table; for developers.
+static DEBUG_SCAN: GucSetting<DebugScan> = GucSetting::<DebugScan>::new(DebugScan::Auto);
+
+/// How sweeps go through the rows of a table: as they choose, by the index as far as there is one, or by blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
+pub enum DebugScan {
+    Auto,
+    Index,
+    Blocks,
+}
 
 /// Whether expired rows are hidden from this session even if its role may see them.
 static HIDE_EXPIRED: GucSetting<bool> = GucSetting::<bool>::new(true);
@@ -142,6 +153,14 @@ pub fn init() {
         c"An amount of write-ahead log or a time, with a unit; empty does not wait.",
         &MAX_REPLICA_LAG,
     );
+    GucRegistry::define_enum_guc(
+        c"pg_ttl_index.debug_scan",
+        c"Makes sweeps go by the index or by blocks, whatever is faster.",
+        c"",
+        &DEBUG_SCAN,
+        GucContext::Suset,
+        GucFlags::default(),
+    );
     crate::pg::access::reserve_setting_prefix(c"pg_ttl_index");
 }
 
@@ -203,6 +222,10 @@ pub fn max_replica_lag() -> Option<ReplicaLag> {
         Quantity::Kilobytes(amount) => Some(ReplicaLag::Bytes(i64::from(amount) * 1024)),
         Quantity::Milliseconds(time) => Some(ReplicaLag::Time(Duration::from_millis(time.unsigned_abs().into()))),
     }
+}
+
+pub fn debug_scan() -> DebugScan {
+    DEBUG_SCAN.get()
 }
 
 pub fn shows_expired() -> bool {

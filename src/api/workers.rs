@@ -5,7 +5,7 @@ use crate::error::{TtlError, Unserved};
 use crate::index;
 use crate::pg::access::refuse_if_read_only;
 use crate::pg::entry::c_function;
-use crate::pg::shmem::{For, Hold};
+use crate::pg::shmem::{For, Hold, Path};
 use crate::pg::transaction::subtransaction;
 use crate::pg::{memo, process, recovery, relation, shmem};
 use crate::rule::Window;
@@ -113,6 +113,7 @@ pub fn ttl_progress_slots() -> Result<
             name!(estimated_rows, Option<i64>),
             name!(started_at, Option<TimestampWithTimeZone>),
             name!(hold, Option<&'static str>),
+            name!(plan, Option<&'static str>),
             name!(is_building, bool),
         ),
     >,
@@ -134,6 +135,7 @@ pub fn ttl_progress_slots() -> Result<
             (progress.estimate > 0).then_some(progress.estimate),
             TimestampWithTimeZone::try_from(progress.started_at).ok(),
             progress.hold.map(Hold::name),
+            progress.path.map(Path::name),
             progress.is_building,
         )
     });

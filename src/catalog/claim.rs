@@ -48,7 +48,7 @@ impl Catalog {
             "SELECT FROM {}.ttl_index_table WHERE id = $1 AND active AND version = $2 FOR NO KEY UPDATE SKIP LOCKED",
             self.schema
         );
-        let locked = self.with_rights(|| spi::execute(&sql, &[rule.id.into(), rule.version.into()]))?;
+        let locked = self.with_rights(|| spi::execute_kept(&sql, &[rule.id.into(), rule.version.into()]))?;
         if locked != 1 {
             return Ok(Claim::Busy);
         }
@@ -61,14 +61,16 @@ impl Catalog {
         // Check the columns themselves, too: DDL that no event trigger followed would not show in the version.
         let sql = format!(
             "SELECT to_regclass(t.archive_to) IS NOT DISTINCT FROM b.archive_relid
-                    AND {schema}.ttl_on_expire_oid(t.on_expire) IS NOT DISTINCT FROM b.on_expire_oid, {columns}
+                    AND CASE WHEN t.on_expire IS NULL THEN b.on_expire_oid IS NULL
+                             ELSE {schema}.ttl_on_expire_oid(t.on_expire) IS NOT DISTINCT FROM b.on_expire_oid END,
+                    {columns}
              FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              WHERE t.id = $1 AND t.active AND t.version = $2",
             columns = Columns::SQL,
             schema = self.schema
         );
         let same = self.with_rights(|| {
-            spi::read(&sql, &[rule.id.into(), rule.version.into()], |row| {
+            spi::query_kept(&sql, &[rule.id.into(), rule.version.into()], |row| {
                 Ok(row.get(1)? == Some(true) && Columns::read(&row, 2).is_ok_and(|columns| columns.check().is_ok()))
             })
         })?;

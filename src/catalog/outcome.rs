@@ -3,6 +3,7 @@
 use super::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::guc;
+use crate::pg::shmem::Path;
 use crate::pg::spi;
 use crate::pg::transaction::Failure;
 use pgrx::datum::TimestampWithTimeZone;
@@ -65,6 +66,8 @@ pub struct Outcome<'a> {
     pub adds_blocked: bool,
     pub locked_rows: i64,
     pub wal_bytes: i64,
+    /// How the sweep went through the rows.
+    pub paths: &'a [Path],
     /// Parts of the table that the sweep could not work on, by name and reason.
     pub skipped: Option<String>,
     /// Why rows are blocked.
@@ -115,7 +118,7 @@ impl Catalog {
              WHERE id = $1",
             self.schema
         );
-        self.with_rights(|| spi::execute(&sql, &[rule_id.into(), rows.into(), first.into()])).map(|_| ())
+        self.with_rights(|| spi::execute_kept(&sql, &[rule_id.into(), rows.into(), first.into()])).map(|_| ())
     }
 
     /// Counts a partition that was dropped or detached, in the transaction that did it.
@@ -215,8 +218,8 @@ impl Catalog {
         let history = format!(
             "INSERT INTO {schema}.ttl_history_log (rule_id, schema_name, table_name, column_name, initiator, started_at,
                  finished_at, rows_removed, batches, blocked_rows, locked_rows, status, error, wal_bytes,
-                 partitions_removed, error_code)
-             SELECT id, schema_name, table_name, column_name, $2, $3, clock_timestamp(), $4, $5, $6, $7, $8, $9, $10, $11, $12
+                 partitions_removed, error_code, plan)
+             SELECT id, schema_name, table_name, column_name, $2, $3, clock_timestamp(), $4, $5, $6, $7, $8, $9, $10, $11, $12, $13
              FROM {schema}.ttl_index_table WHERE id = $1",
             schema = self.schema
         );
@@ -227,6 +230,8 @@ impl Catalog {
             (false, true) => "done",
             (false, false) => "stopped",
         };
+        let paths: Vec<_> = outcome.paths.iter().map(|path| path.name()).collect();
+        let plan = (!paths.is_empty()).then(|| paths.join(", "));
         let text = code.as_ref().zip(message.as_ref()).map(|(code, message)| format!("{code}: {message}"));
         self.with_rights(|| {
             spi::execute(
@@ -263,6 +268,7 @@ impl Catalog {
                     outcome.wal_bytes.into(),
                     outcome.partitions.into(),
                     code.into(),
+                    plan.into(),
                 ],
             )?;
             spi::execute(&prune, &[guc::history_retention().as_secs_f64().into()])?;

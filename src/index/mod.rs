@@ -8,7 +8,7 @@ pub use ensure::{drop, ensure};
 use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::pg::index::{self, Wanted};
-use crate::pg::{access, names};
+use crate::pg::{access, names, spi};
 use crate::rule::{IndexMethod, Predicate};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::quote_identifier;
@@ -21,14 +21,29 @@ pub const SHORT_HEAP: u32 = 16_384;
 
 /// Returns the index of a relation that has the rule's rows in order of expiry.
 pub fn serving(rule: &Rule, relid: Oid) -> Result<Option<Oid>, TtlError> {
+    of_method(rule, relid, IndexMethod::Btree)
+}
+
+/// Returns the BRIN index of a relation that tells which blocks can hold expired rows.
+pub fn pruning(rule: &Rule, relid: Oid) -> Result<Option<Oid>, TtlError> {
+    of_method(rule, relid, IndexMethod::Brin)
+}
+
+fn of_method(rule: &Rule, relid: Oid, method: IndexMethod) -> Result<Option<Oid>, TtlError> {
     index::serving(&Wanted {
         relid,
         key: &rule.predicate.expiry.compared(),
-        method: "btree",
+        method: &method.to_string(),
         condition: rule.predicate.timeless().as_deref(),
         at_once: true,
         guarantee: None,
     })
+}
+
+/// Returns the predicate of an index, if it is partial.
+pub fn predicate(index: Oid) -> Result<Option<String>, TtlError> {
+    let sql = "SELECT pg_get_expr(indpred, indrelid) FROM pg_index WHERE indexrelid = $1";
+    Ok(spi::read(sql, &[index.into()], |row| row.get(1))?.into_iter().next().flatten())
 }
 
 /// Returns the command that creates an index on `table`; `how` is `CONCURRENTLY ` or empty.

@@ -61,10 +61,20 @@ unsafe extern "C-unwind" {
         lock: pg_sys::LOCKMODE,
         parents: *mut *mut pg_sys::List,
     ) -> *mut pg_sys::List;
+    /// The sizes of a BRIN index.
+    pub fn brinGetStats(index: pg_sys::Relation, stats: *mut BrinStats);
     pub fn enable_timeout_after(id: i32, delay_ms: i32);
     pub fn disable_timeout(id: i32, keep_indicator: bool);
     /// The SIGTERM handler: it ends the process at the next interrupt check, even inside a statement.
     fn die(signal: i32);
+}
+
+/// The sizes of a BRIN index, in blocks: of a range of the table, and of the index's own map of ranges.
+#[repr(C)]
+#[derive(Default)]
+pub struct BrinStats {
+    pub range: u32,
+    pub map: u32,
 }
 
 unsafe extern "C" {
@@ -173,6 +183,56 @@ pub unsafe fn index_beginscan(
         return pg_sys::index_beginscan(relation, index, snapshot, keys, 0);
         #[cfg(feature = "pg18")]
         return pg_sys::index_beginscan(relation, index, snapshot, std::ptr::null_mut(), keys, 0);
+    }
+}
+
+/// Begins an index scan that fills a bitmap.
+///
+/// # Safety
+/// The index is open, and the snapshot outlives the scan.
+pub unsafe fn index_beginscan_bitmap(
+    index: pg_sys::Relation,
+    snapshot: pg_sys::Snapshot,
+    keys: i32,
+) -> pg_sys::IndexScanDesc {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        return pg_sys::index_beginscan_bitmap(index, snapshot, keys);
+        #[cfg(feature = "pg18")]
+        return pg_sys::index_beginscan_bitmap(index, snapshot, std::ptr::null_mut(), keys);
+    }
+}
+
+/// Creates an empty bitmap that takes about this many kilobytes.
+pub fn tbm_create(kilobytes: i32) -> *mut pg_sys::TIDBitmap {
+    // SAFETY: allocates in the current memory context.
+    unsafe { pg_sys::tbm_create((i64::from(kilobytes) * 1024) as _, std::ptr::null_mut()) }
+}
+
+/// Calls `take` with every block in a bitmap, in ascending order.
+///
+/// # Safety
+/// The bitmap is complete.
+pub unsafe fn for_each_block(bitmap: *mut pg_sys::TIDBitmap, mut take: impl FnMut(u32)) {
+    // SAFETY: as promised by the caller; a result is valid until the next.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        {
+            let blocks = pg_sys::tbm_begin_iterate(bitmap);
+            while let Some(found) = pg_sys::tbm_iterate(blocks).as_ref() {
+                take(found.blockno);
+            }
+            pg_sys::tbm_end_iterate(blocks);
+        }
+        #[cfg(feature = "pg18")]
+        {
+            let (blocks, mut found) = (pg_sys::tbm_begin_private_iterate(bitmap), pg_sys::TBMIterateResult::default());
+            while pg_sys::tbm_private_iterate(blocks, &mut found) {
+                take(found.blockno);
+            }
+            pg_sys::tbm_end_private_iterate(blocks);
+        }
     }
 }
 

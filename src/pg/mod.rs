@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod bound;
+pub mod brin;
 pub mod chain;
 pub mod citus;
 mod compat;

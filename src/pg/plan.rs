@@ -1,7 +1,8 @@
 //! Statements planned once, under settings that need not be in force when they run.
 
+use super::identity::{self, Setting};
+use super::planner;
 use super::receiver::{Collector, Deleter, Value, delete, ignore, start};
-use super::{identity, planner};
 use crate::error::TtlError;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
@@ -16,7 +17,21 @@ pub struct Plan {
     parameters: Vec<pg_sys::Oid>,
     /// Whether it is a statement of the engine, which sees hidden rows.
     is_engine: bool,
+    /// The settings under which it is planned, again and again if something changes. It runs under those of the session.
+    settings: &'static [Setting<'static>],
 }
+
+/// Rows come in the order of an index.
+pub const IN_ORDER: &[Setting<'_>] =
+    &[(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_sort", c"off")];
+
+/// Rows are looked up by TID. No other row is looked at: a condition may fail on it.
+pub const BY_TID: &[Setting<'_>] = &[
+    (c"enable_tidscan", c"on"),
+    (c"enable_seqscan", c"off"),
+    (c"enable_bitmapscan", c"off"),
+    (c"enable_indexscan", c"off"),
+];
 
 /// The position of a row in its table.
 pub type Tid = pg_sys::ItemPointerData;
@@ -72,27 +87,31 @@ pub struct Found {
 
 impl Plan {
     /// Plans a query without parameters.
-    pub fn for_search(sql: &str) -> Self {
-        Self::new(sql, &mut [])
+    pub fn for_search(sql: &str, settings: &'static [Setting<'static>]) -> Self {
+        Self::under(settings, sql, &mut [])
     }
 
     /// Plans a statement about the rows at some TIDs, its parameter.
     pub fn for_rows(sql: &str) -> Self {
-        Self::new(sql, &mut [pg_sys::TIDARRAYOID])
+        Self::under(BY_TID, sql, &mut [pg_sys::TIDARRAYOID])
     }
 
     /// Plans a statement about the rows between two TIDs, its parameters.
     pub fn for_range(sql: &str) -> Self {
-        Self::new(sql, &mut [pg_sys::TIDOID, pg_sys::TIDOID])
+        Self::under(BY_TID, sql, &mut [pg_sys::TIDOID, pg_sys::TIDOID])
     }
 
-    /// Plans a query whose parameters are the value that rows must lie beyond, and how many of them to find.
+    /// Plans a query whose parameters are the value that rows must lie beyond, and how many of them to find, in order.
     pub fn for_rows_beyond(sql: &str) -> Self {
-        Self::new(sql, &mut [pg_sys::TEXTOID, pg_sys::INT8OID])
+        Self::under(IN_ORDER, sql, &mut [pg_sys::TEXTOID, pg_sys::INT8OID])
     }
 
     /// Plans a statement with parameters of these types.
     pub fn new(sql: &str, parameters: &mut [pg_sys::Oid]) -> Self {
+        Self::under(&[], sql, parameters)
+    }
+
+    fn under(settings: &'static [Setting<'static>], sql: &str, parameters: &mut [pg_sys::Oid]) -> Self {
         let sql = CString::new(sql).unwrap_or_default();
         Spi::connect(|_| {
             // SAFETY: within an SPI connection. The statement is kept before it is planned, because keeping it discards
@@ -108,7 +127,7 @@ impl Plan {
                 }
                 pg_sys::SPI_keepplan(plan);
                 let is_engine = sql.to_bytes().starts_with(planner::ENGINE_TAG.as_bytes());
-                let kept = Self { statement: plan, parameters: parameters.to_vec(), is_engine };
+                let kept = Self { statement: plan, parameters: parameters.to_vec(), is_engine, settings };
                 kept.make();
                 kept
             }
@@ -120,7 +139,7 @@ impl Plan {
     /// # Safety
     /// There is an SPI connection.
     unsafe fn make(&self) {
-        planner::planning(if self.is_engine { planner::ENGINE_TAG } else { "" }, || {
+        let make = || {
             // SAFETY: as promised by the caller; the plan that is pinned is released at once.
             unsafe {
                 let plan = pg_sys::SPI_plan_get_cached_plan(self.statement);
@@ -128,7 +147,9 @@ impl Plan {
                     pg_sys::ReleaseCachedPlan(plan, pg_sys::CurrentResourceOwner);
                 }
             }
-        });
+        };
+        let tag = if self.is_engine { planner::ENGINE_TAG } else { "" };
+        identity::with_settings(self.settings, || planner::planning(tag, make));
     }
 
     /// Runs a statement and returns how many rows it found or changed.
@@ -366,8 +387,8 @@ mod tests {
 
     #[pg_test]
     fn row_positions_are_not_read_from_other_columns() {
-        let plan = Plan::for_search("SELECT 8::int8 WHERE true");
+        let plan = Plan::for_search("SELECT 8::int8 WHERE true", &[]);
         assert!(subtransaction(|| Ok(plan.find(Rows::All, 0).tids.len())).is_err());
-        assert_eq!(Plan::for_search("SELECT NULL::tid").find(Rows::All, 0).tids.len(), 0);
+        assert_eq!(Plan::for_search("SELECT NULL::tid", &[]).find(Rows::All, 0).tids.len(), 0);
     }
 }

@@ -6,7 +6,9 @@ use crate::error::TtlError;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 use pgrx::spi::{Error, Spi, SpiHeapTupleData, SpiResult};
-use std::ffi::{CString, c_char};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char};
 
 pub type Row<'a> = SpiHeapTupleData<'a>;
 
@@ -41,11 +43,29 @@ pub fn execute(sql: &str, args: &[DatumWithOid<'_>]) -> Result<usize, TtlError> 
     run(sql, args, Mode::Fresh, |_| Ok(unsafe { pg_sys::SPI_processed } as usize))
 }
 
-/// The snapshot that a statement uses.
+/// Like [`query`], for a statement that runs again and again with other arguments: its plan is kept. Every text takes
+/// memory until the session ends, so nothing in it may vary but names of the extension's own.
+pub fn query_kept<T>(
+    sql: &str,
+    args: &[DatumWithOid<'_>],
+    map: impl Fn(Row<'_>) -> SpiResult<T>,
+) -> Result<Vec<T>, TtlError> {
+    run(sql, args, Mode::Kept, |rows| rows.map(|row| Ok(map(row?)?)).collect())
+}
+
+/// Like [`execute`], with a plan that is kept: see [`query_kept`].
+pub fn execute_kept(sql: &str, args: &[DatumWithOid<'_>]) -> Result<usize, TtlError> {
+    // SAFETY: set by the statement that has just run.
+    run(sql, args, Mode::Kept, |_| Ok(unsafe { pg_sys::SPI_processed } as usize))
+}
+
+/// The snapshot that a statement uses, and whether its plan is kept.
 #[derive(Clone, Copy)]
 enum Mode {
     /// A new snapshot.
     Fresh,
+    /// A new snapshot, and a plan that is kept.
+    Kept,
     /// The snapshot of the calling query.
     AsCaller,
 }
@@ -75,6 +95,9 @@ fn run<T>(
                 };
                 let status = match mode {
                     Mode::Fresh => planner::planning(sql, || execute(false)),
+                    Mode::Kept => planner::planning(sql, || {
+                        pg_sys::SPI_execute_plan(kept_plan(&text, count, types), values, nulls.as_ptr(), false, 0)
+                    }),
                     Mode::AsCaller => execute(true),
                 };
                 Spi::check_status(status)?;
@@ -85,6 +108,32 @@ fn run<T>(
             }
         })
     })
+}
+
+thread_local! {
+    /// Kept plans, by the text of the statement.
+    static KEPT: RefCell<HashMap<CString, pg_sys::SPIPlanPtr>> = RefCell::new(HashMap::new());
+}
+
+/// Returns the kept plan of a statement, which is prepared on first use. PostgreSQL remakes a plan if something that it
+/// depends on has changed.
+///
+/// # Safety
+/// There is an SPI connection, and `types` has `count` elements, the same for every use of this text.
+unsafe fn kept_plan(text: &CStr, count: i32, types: *mut pg_sys::Oid) -> pg_sys::SPIPlanPtr {
+    if let Some(plan) = KEPT.with_borrow(|plans| plans.get(text).copied()) {
+        return plan;
+    }
+    // SAFETY: as promised by the caller; a kept plan is valid until the process ends.
+    let plan = unsafe {
+        let plan = pg_sys::SPI_prepare_cursor(text.as_ptr(), count, types, pg_sys::CURSOR_OPT_GENERIC_PLAN as i32);
+        if plan.is_null() || pg_sys::SPI_keepplan(plan) != 0 {
+            TtlError::Mismatch.raise();
+        }
+        plan
+    };
+    KEPT.with_borrow_mut(|plans| plans.insert(text.to_owned(), plan));
+    plan
 }
 
 /// Runs `work` under a snapshot of this moment, whatever the transaction sees: results that outlive the transaction

@@ -19,12 +19,13 @@ use crate::error::TtlError;
 use crate::guc;
 use crate::pg::plan::Tid;
 use crate::pg::process;
-use crate::pg::shmem::{self, Hold, Progress};
+use crate::pg::shmem::{self, Hold, Path, Progress};
 use crate::pg::transaction::{Failure, Scope};
 use crate::sandbox::in_sandbox;
 pub use drive::Advance;
 use find::cutoff;
 use find::leaf::{self, Leaf, Leaves};
+use find::resummarize::resummarize;
 use find::scan::Scan;
 pub use finish::record_failure;
 use pgrx::PgSqlErrorCode;
@@ -32,6 +33,7 @@ use pgrx::datum::TimestampWithTimeZone;
 use remove::{Batch, Remover, blocked};
 use statement::Statements;
 use std::collections::VecDeque;
+use std::ffi::CString;
 use std::time::{Duration, Instant};
 use throttle::Throttle;
 
@@ -52,6 +54,8 @@ pub struct Tally {
     pub locked: i64,
     /// WAL that the sweep has written.
     pub wal_bytes: i64,
+    /// How the sweep went through its leaves, each way once.
+    pub paths: Vec<Path>,
     /// How many rows the planner expects, in leaves that take more than one harvest.
     pub estimate: i64,
 }
@@ -105,6 +109,8 @@ struct Work {
     statements: Statements,
     /// Prepared by the first batch, in a transaction that holds the leaf's lock.
     remover: Option<Remover>,
+    /// The search path for user code: the one that the owner gets on login, read by the first batch that runs some.
+    owners_path: Option<CString>,
     found: VecDeque<Tid>,
     /// Whether rows are found first and removed later, because removing them as they are found has failed.
     is_careful: bool,
@@ -246,6 +252,7 @@ impl Sweep {
                 return self.remove(limit);
             }
             if work.scan.is_exhausted() {
+                self.resummarize()?;
                 self.work = None;
                 continue;
             }
@@ -260,6 +267,27 @@ impl Sweep {
             if self.work.as_ref().is_some_and(|work| work.found.is_empty()) && started.elapsed() >= LONGEST_SEARCH {
                 return Ok(Step::Removed(0));
             }
+        }
+    }
+
+    /// Has the BRIN index of a leaf, which was swept by it, rule out more blocks next time. Inside the caller's
+    /// transaction, the locks for that would be held too long.
+    fn resummarize(&mut self) -> Result<(), Failure> {
+        let Some(Work { scan, leaf, statements, .. }) = &mut self.work else { return Ok(()) };
+        let Some(unpruned) = scan.take_unpruned().filter(|_| self.scope != Scope::Subtransaction) else {
+            return Ok(());
+        };
+        let rule = &self.rule;
+        let summarized = self.scope.attempt(|| {
+            in_sandbox(rule, || match leaf.is_unchanged_for_reading() {
+                true => resummarize(leaf, statements, &unpruned),
+                false => Ok(()),
+            })
+        });
+        match summarized {
+            Err(failure) if failure.is_cancel || failure.is_bug => Err(failure),
+            // Sweeps do without: they read more.
+            _ => Ok(()),
         }
     }
 
@@ -280,6 +308,7 @@ impl Sweep {
             batches: self.tally.batches,
             estimate: self.tally.estimate,
             started_at: self.started_at.into(),
+            path: self.work.as_ref().map(|work| work.scan.path()),
             hold,
             ..Progress::default()
         });
@@ -297,6 +326,10 @@ impl Sweep {
         let mut batch = Batch::new(&self.rule, &self.catalog, self.scope, work, self.tally.batches == 0);
         let result = if tids.is_empty() { batch.remove_next(size) } else { batch.remove(&tids) };
         let done = batch.done;
+        let path = work.scan.path();
+        if !self.tally.paths.contains(&path) {
+            self.tally.paths.push(path);
+        }
         self.tally.rows += done.removed;
         let found_nothing = done.reached.as_ref().is_some_and(|reached| reached.seen == 0);
         self.tally.batches += i64::from(!found_nothing);
@@ -320,13 +353,14 @@ fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf, after: Option<String>, is_a
         }
         let (archive, delivery) = delivery::open(rule, leaf.relid)?;
         let statements = Statements::new(rule, cutoff, &leaf.name).with_delivery(delivery).searching_after(after);
-        let scan = Scan::begin(rule, &leaf, statements.clone())?;
+        let scan = Scan::begin(rule, &leaf, cutoff, statements.clone())?;
         Ok(Begun::Work(Box::new(Work {
             leaf,
             archive,
             scan,
             statements,
             remover: None,
+            owners_path: None,
             found: VecDeque::new(),
             is_careful: false,
         })))

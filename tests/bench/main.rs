@@ -3,6 +3,7 @@
 mod hidden;
 mod partitions;
 mod rows;
+mod shapes;
 mod sweep;
 
 use harness::{Server, Session};
@@ -24,6 +25,8 @@ fn main() {
     let named: Vec<_> = std::env::args().skip(1).collect();
     let parts = [
         ("sweep", sweep::run as fn(&Server)),
+        ("shapes", shapes::run),
+        ("idle", shapes::idle),
         ("partitions", partitions::run),
         ("rows", rows::run),
         ("hidden", hidden::run),
@@ -38,10 +41,9 @@ fn main() {
 
 /// CPU seconds that a backend has used.
 fn cpu_seconds(pid: &str) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the backend");
-    let fields: Vec<_> = stat.rsplit_once(") ").expect("a name").1.split(' ').collect();
-    let ticks: u32 = fields[11..13].iter().map(|field| field.parse::<u32>().expect("a number")).sum();
-    f64::from(ticks) / 100.0
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).expect("the backend");
+    let nanoseconds: f64 = stat.split(' ').next().and_then(|first| first.parse().ok()).expect("a number");
+    nanoseconds / 1e9
 }
 
 /// The fastest rounds of two ways to do a thing, in two columns, and their ratio: what else the machine does makes a round

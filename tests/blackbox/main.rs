@@ -37,6 +37,7 @@ mod restore;
 mod rights;
 mod roles;
 mod rows;
+mod scans;
 mod schedule;
 mod search_path;
 mod settings;

@@ -9,7 +9,7 @@ pub use demand::{
     For, Leave, anybody_waits, forget_databases_but, forget_told, forget_wait, is_next, make_way, make_way_of_builder,
     report_leave, somebody_waits, take_leaves, tell_once, wait_for_process, waits, wake, wanted, worker_begins,
 };
-pub use progress::{Hold, Progress, claim_building, end_builders_on, report, report_end, sweeps};
+pub use progress::{Hold, Path, Progress, claim_building, end_builders_on, report, report_end, sweeps};
 pub use tasks::{
     End, Task, add_task, begin_turn, doom, drop_tasks, end_task, end_turn, give_back_tasks, is_in_the_way, report_busy,
     take_ended_tasks, take_task, tasks,

@@ -25,6 +25,27 @@ impl Hold {
     }
 }
 
+/// How a sweep goes through the rows of a relation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// In expiry order, by a btree index.
+    Index,
+    /// Through the block ranges that a BRIN index does not rule out.
+    Ranges,
+    /// Through the whole heap.
+    Blocks,
+}
+
+impl Path {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Index => "rows by index",
+            Self::Ranges => "rows by block ranges",
+            Self::Blocks => "rows by blocks",
+        }
+    }
+}
+
 /// A running sweep or index build.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
@@ -39,6 +60,8 @@ pub struct Progress {
     pub estimate: i64,
     pub started_at: i64,
     pub hold: Option<Hold>,
+    /// How it goes through the current leaf, once that is known.
+    pub path: Option<Path>,
     /// Whether this is an index build and not a sweep.
     pub is_building: bool,
 }

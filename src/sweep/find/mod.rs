@@ -3,5 +3,6 @@
 pub mod cutoff;
 pub mod leaf;
 pub mod range;
+pub mod resummarize;
 pub mod scan;
 mod statement;

@@ -1,16 +1,20 @@
 //! Finds expired rows in a leaf, each once, without locking them.
 
 use super::leaf::Leaf;
+use super::resummarize::Unpruned;
 use crate::catalog::Rule;
 use crate::error::TtlError;
+use crate::guc::{self, DebugScan};
 use crate::index::{self, SHORT_HEAP};
-use crate::pg::identity::Setting;
-use crate::pg::plan::{Found, Plan, Rows, Tid, position};
+use crate::pg::plan::{BY_TID, Found, IN_ORDER, Plan, Rows, Tid, position};
+use crate::pg::shmem::Path;
 use crate::pg::transaction::{Failure, subtransaction};
-use crate::pg::{identity, spi};
+use crate::pg::{brin, spi};
 use crate::sweep::remove::{ONE_BY_ONE, is_about_rows};
 use crate::sweep::statement::{Statements, Which};
 use pgrx::pg_sys::BlockIdData;
+use std::collections::{HashSet, VecDeque};
+use std::ops::Range;
 
 /// Rows that share one value come in one harvest. If there are more of them than this, the scan goes through the heap
 /// instead, where it can stop anywhere.
@@ -22,13 +26,22 @@ pub fn most_ties(wanted: usize) -> usize {
     wanted / 10
 }
 
+/// How many times as many expired rows the blocks of a heap must have as those that an index leads to, if a scan is to
+/// leave the index.
+const SCATTERED: f64 = 1.5;
+
 /// The most blocks that one query reads, so that a cancel or a change of settings never waits long.
 const MOST_BLOCKS: u32 = 16_384;
 
 pub struct Scan {
     statements: Statements,
+    path: Path,
+    /// What a BRIN index has left over, if the scan goes by that.
+    unpruned: Option<Unpruned>,
     position: Position,
     is_estimated: bool,
+    /// Whether rows have to be found in expiry order, because the sweep may end before it has found them all.
+    keeps_order: bool,
     /// Whether the last search found rows, so that there are probably more.
     is_fruitful: bool,
 }
@@ -70,14 +83,16 @@ pub enum Care {
     Rows,
 }
 
-/// Settings for the planner only: functions in the filter run under the usual settings.
-pub const IN_ORDER: [Setting<'_>; 3] =
-    [(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_sort", c"off")];
-const BY_BLOCKS: [Setting<'_>; 3] =
-    [(c"enable_seqscan", c"off"), (c"enable_bitmapscan", c"off"), (c"enable_indexscan", c"off")];
+fn in_blocks(sql: &str) -> Found {
+    Plan::for_search(sql, BY_TID).find(Rows::All, 0)
+}
 
-fn find(sql: &str, settings: &[Setting<'_>], most: usize) -> Found {
-    identity::with_settings(settings, || Plan::for_search(sql)).find(Rows::All, most)
+/// Returns the block ranges that can hold expired rows by a BRIN index, if there is one.
+fn unpruned(rule: &Rule, leaf: &Leaf, cutoff: &str) -> Result<Option<Unpruned>, TtlError> {
+    let Some(index) = index::pruning(rule, leaf.relid)? else { return Ok(None) };
+    let cutoff = Plan::for_search(&format!("SELECT {cutoff}"), &[]);
+    let ranges = cutoff.value(&[]).and_then(|cutoff| brin::ranges_up_to(index, &cutoff));
+    Ok(ranges.map(|ranges| Unpruned { index, ranges }))
 }
 
 enum Position {
@@ -85,25 +100,43 @@ enum Position {
     Ordered {
         watermark: Option<String>,
     },
-    /// By heap blocks, from `next` to the end of the heap when the scan began; `after` is the last offset seen in block
-    /// `next`.
+    /// By heap blocks, from `next` to `end`, and then in later ranges, up to the end of the heap when the scan began;
+    /// `after` is the last offset seen in block `next`.
     Blocks {
         next: u32,
         end: u32,
         step: u32,
         after: u16,
+        later: VecDeque<Range<u32>>,
     },
     Exhausted,
 }
 
 impl Scan {
-    /// Chooses how to scan: by an index in expiry order, or through the heap.
-    pub fn begin(rule: &Rule, leaf: &Leaf, statements: Statements) -> Result<Self, TtlError> {
-        let position = match index::serving(rule, leaf.relid)? {
-            Some(_) => Position::Ordered { watermark: None },
-            None => Position::whole_heap(leaf)?,
+    /// Chooses how to scan: by an index in expiry order, by what a BRIN index leaves over, or through the heap.
+    pub fn begin(rule: &Rule, leaf: &Leaf, cutoff: &str, statements: Statements) -> Result<Self, TtlError> {
+        let goes_by_blocks = guc::debug_scan() == DebugScan::Blocks;
+        let is_served = !goes_by_blocks && index::serving(rule, leaf.relid)?.is_some();
+        let unpruned = if is_served || goes_by_blocks { None } else { unpruned(rule, leaf, cutoff)? };
+        let (path, position) = if is_served {
+            (Path::Index, Position::Ordered { watermark: None })
+        } else if let Some(Unpruned { ranges, .. }) = &unpruned {
+            (Path::Ranges, Position::in_ranges(ranges.iter().cloned()))
+        } else {
+            (Path::Blocks, Position::whole_heap(leaf)?)
         };
-        Ok(Self { statements, position, is_estimated: false, is_fruitful: false })
+        let keeps_order = rule.options.max_rows_per_run.is_some() || guc::debug_scan() == DebugScan::Index;
+        Ok(Self { statements, path, unpruned, position, is_estimated: false, keeps_order, is_fruitful: false })
+    }
+
+    /// Returns what a BRIN index has left over, once the scan has gone through all of it.
+    pub fn take_unpruned(&mut self) -> Option<Unpruned> {
+        self.unpruned.take().filter(|unpruned| self.is_exhausted() && !unpruned.ranges.is_empty())
+    }
+
+    /// How the scan goes through the leaf.
+    pub fn path(&self) -> Path {
+        self.path
     }
 
     /// Whether the scan uses an index.
@@ -118,7 +151,8 @@ impl Scan {
 
     /// Whether the scan would read so much that it is worth waiting for an index that is being built.
     pub fn is_long(&self) -> bool {
-        matches!(self.position, Position::Blocks { end, .. } if end > SHORT_HEAP)
+        let Position::Blocks { next, end, later, .. } = &self.position else { return false };
+        end - next + later.iter().map(|range| range.end - range.start).sum::<u32>() > SHORT_HEAP
     }
 
     pub fn is_exhausted(&self) -> bool {
@@ -162,6 +196,7 @@ impl Scan {
 
     /// Returns the next TIDs, about as many as wanted.
     pub fn next(&mut self, wanted: usize, leaf: &Leaf, care: Care) -> Result<Harvest, TtlError> {
+        let was_ordered = self.is_ordered();
         let mut harvest = match (&self.position, care) {
             (Position::Exhausted, _) => Harvest::default(),
             (Position::Ordered { .. }, Care::None) => {
@@ -172,7 +207,7 @@ impl Scan {
             (Position::Ordered { .. }, _) => self.look_closely_in_order(wanted, leaf)?,
             (Position::Blocks { next, end, step, .. }, Care::None) => {
                 let (from, to) = (*next, next.saturating_add(*step).min(*end));
-                let tids = find(&self.statements.in_blocks(from, to), &BY_BLOCKS, 0).tids;
+                let tids = in_blocks(&self.statements.in_blocks(from, to)).tids;
                 self.go_on_in_blocks(to, tids.len(), wanted);
                 Harvest { tids, ..Harvest::default() }
             }
@@ -181,12 +216,32 @@ impl Scan {
                 self.look_closely_in_blocks(from, step, wanted, care)?
             }
         };
-        self.is_fruitful = !harvest.tids.is_empty() && care == Care::None;
         if !self.is_estimated && !self.is_exhausted() {
             self.is_estimated = true;
             harvest.estimate = self.statements.estimate();
+            if self.is_ordered() && !self.keeps_order && self.statements.after.is_none() {
+                self.leave_index_if_scattered(&harvest, leaf)?;
+            }
         }
+        // Rows are found once: a scan that has left the index finds these again.
+        if was_ordered && self.is_by_blocks() {
+            harvest = Harvest { estimate: harvest.estimate, ..Harvest::default() };
+        }
+        self.is_fruitful = !harvest.tids.is_empty() && care == Care::None;
         Ok(harvest)
+    }
+
+    /// Goes on through the heap if its blocks have more expired rows on average than those that the index has led to:
+    /// the heap is then not in expiry order, and each block would be visited again and again.
+    fn leave_index_if_scattered(&mut self, harvest: &Harvest, leaf: &Leaf) -> Result<(), TtlError> {
+        let visited = harvest.tids.iter().map(|tid| position(tid).0).collect::<HashSet<_>>().len();
+        let blocks = blocks(leaf)?;
+        let (by_index, by_blocks) =
+            (harvest.tids.len() as f64 / visited as f64, harvest.estimate as f64 / f64::from(blocks));
+        if by_blocks > SCATTERED * by_index {
+            (self.path, self.position) = (Path::Blocks, Position::whole_heap(leaf)?);
+        }
+        Ok(())
     }
 
     fn find_in_order(&self, wanted: usize, is_filtered: bool) -> Found {
@@ -194,12 +249,16 @@ impl Scan {
             Position::Ordered { watermark } => watermark.as_deref(),
             _ => None,
         };
-        find(&self.statements.in_order(watermark, wanted, is_filtered), &IN_ORDER, wanted + MOST_TIES)
+        let sql = self.statements.in_order(watermark, wanted, is_filtered);
+        Plan::for_search(&sql, IN_ORDER).find(Rows::All, wanted + MOST_TIES)
     }
 
     fn go_on_in_order(&mut self, found: &Found, wanted: usize, leaf: &Leaf) -> Result<(), TtlError> {
         self.position = match found.tids.len() {
-            most if most == wanted + MOST_TIES => Position::whole_heap(leaf)?,
+            most if most == wanted + MOST_TIES => {
+                self.path = Path::Blocks;
+                Position::whole_heap(leaf)?
+            }
             few if few < wanted => Position::Exhausted,
             _ => Position::Ordered { watermark: found.last.clone() },
         };
@@ -207,7 +266,7 @@ impl Scan {
     }
 
     fn go_on_in_blocks(&mut self, to: u32, found: usize, wanted: usize) {
-        let Position::Blocks { next, end, step, after } = &mut self.position else { return };
+        let Position::Blocks { next, end, step, after, later } = &mut self.position else { return };
         (*next, *after) = (to, 0);
         *step = match found {
             few if few < wanted / 2 => step.saturating_mul(2).min(MOST_BLOCKS),
@@ -215,7 +274,10 @@ impl Scan {
             _ => *step,
         };
         if to == *end {
-            self.position = Position::Exhausted;
+            match later.pop_front() {
+                Some(range) => (*next, *end) = (range.start, range.end),
+                None => self.position = Position::Exhausted,
+            }
         }
     }
 
@@ -228,7 +290,7 @@ impl Scan {
             }
             // The value itself cannot be computed.
             Err(_) => {
-                self.position = Position::whole_heap(leaf)?;
+                (self.path, self.position) = (Path::Blocks, Position::whole_heap(leaf)?);
                 Ok(Harvest::default())
             }
         }
@@ -243,11 +305,11 @@ impl Scan {
         care: Care,
     ) -> Result<Harvest, TtlError> {
         let found = loop {
-            match attempt(|| find(&self.statements.in_blocks(from, from + step), &BY_BLOCKS, 0)) {
+            match attempt(|| in_blocks(&self.statements.in_blocks(from, from + step))) {
                 Ok(found) => break Harvest { tids: found.tids, ..Harvest::default() },
                 Err(_) if step > 1 => step /= 2,
                 Err(_) if care == Care::Blocks => break Harvest::default(),
-                Err(_) => break self.judge(&find(&self.statements.all_in_blocks(from, from + 1), &BY_BLOCKS, 0).tids),
+                Err(_) => break self.judge(&in_blocks(&self.statements.all_in_blocks(from, from + 1)).tids),
             }
         };
         if let Position::Blocks { step: usual, .. } = &mut self.position {
@@ -301,9 +363,15 @@ pub fn blocks(leaf: &Leaf) -> Result<u32, TtlError> {
 
 impl Position {
     fn whole_heap(leaf: &Leaf) -> Result<Self, TtlError> {
-        match blocks(leaf)? {
-            0 => Ok(Self::Exhausted),
-            end => Ok(Self::Blocks { next: 0, end, step: 128, after: 0 }),
+        Ok(Self::in_ranges(std::iter::once(0..blocks(leaf)?)))
+    }
+
+    /// Begins at the first of these ranges.
+    fn in_ranges(ranges: impl Iterator<Item = Range<u32>>) -> Self {
+        let mut later: VecDeque<_> = ranges.filter(|range| !range.is_empty()).collect();
+        match later.pop_front() {
+            Some(first) => Self::Blocks { next: first.start, end: first.end, step: 128, after: 0, later },
+            None => Self::Exhausted,
         }
     }
 }

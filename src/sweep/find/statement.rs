@@ -34,6 +34,13 @@ impl Statements {
         format!("{} AND {judgement}", self.all_in_blocks(from, to))
     }
 
+    /// Selects the TIDs of rows in a range of blocks, `to` excluded, that an index with this predicate has up to the
+    /// cutoff, whether they are to be removed or not.
+    pub fn indexed_in_blocks(&self, from: u32, to: u32, predicate: Option<&str>) -> String {
+        let (rows, is_indexed) = (self.all_in_blocks(from, to), predicate.unwrap_or("true"));
+        format!("{rows} AND CASE WHEN {is_indexed} THEN {} ELSE false END", self.expired[0])
+    }
+
     /// Selects the TIDs of all rows in a range of blocks, `to` excluded.
     pub fn all_in_blocks(&self, from: u32, to: u32) -> String {
         format!("{ENGINE_TAG}SELECT ctid FROM ONLY {} WHERE ctid >= '({from},0)' AND ctid < '({to},0)'", self.leaf)

@@ -10,7 +10,9 @@ use crate::pg::transaction::subtransaction;
 use crate::pg::{identity, spi};
 use crate::rule::PartitionAction;
 use crate::sandbox::in_sandbox;
+use crate::sweep::batch_size;
 use crate::sweep::find::leaf::{self, Leaf};
+use crate::sweep::find::scan::{Care, Scan};
 use crate::sweep::find::{cutoff, scan};
 use crate::sweep::partition::Part;
 use crate::sweep::remove::is_about_rows;
@@ -125,15 +127,17 @@ impl Preview {
         let percent = (blocks > budget.blocks).then(|| 100.0 * f64::from(budget.sampled) / f64::from(blocks));
         let most = budget.rows + 1;
         let look = match (index, percent) {
-            (Some(index), _) => Look::InOrder { most, is_partial: is_partial(index)? },
+            (Some(index), _) => Look::InOrder { most, is_partial: index::predicate(index)?.is_some() },
             (None, None) => Look::Whole { most },
             (None, Some(percent)) => Look::Sample { percent },
         };
-        let plan = if index.is_some() { "rows by index" } else { "rows by blocks" };
-        let mut preview = Self { plan, ..Self::default() };
+        let mut scan = Scan::begin(rule, &leaf, cutoff, statements.clone())?;
+        let mut preview = Self { plan: scan.path().name(), ..Self::default() };
         preview.blockers = blockers(rule, &leaf)?;
         let counted = subtransaction(|| {
-            let mut counted = Self { plan, is_exact: true, ..Self::default() };
+            // The first rows tell the sweep, too, how to find the others.
+            scan.next(batch_size(rule), &leaf, Care::None)?;
+            let mut counted = Self { plan: scan.path().name(), is_exact: true, ..Self::default() };
             counted.count(&statements, look, most)?;
             counted.compare(&statements, percent)?;
             Ok(counted)
@@ -195,12 +199,6 @@ impl Preview {
         self.unreadable = unreadable.map(|count| (count as f64 * scale) as i64);
         Ok(())
     }
-}
-
-fn is_partial(index: pgrx::pg_sys::Oid) -> Result<bool, TtlError> {
-    let found =
-        spi::read("SELECT indpred IS NOT NULL FROM pg_index WHERE indexrelid = $1", &[index.into()], |row| row.get(1))?;
-    Ok(found == [Some(true)])
 }
 
 /// Returns the foreign keys that do not cascade, and the triggers.

@@ -15,7 +15,6 @@ use crate::pg::{access, identity, login, spi};
 use crate::sandbox::{UnderWay, in_sandbox};
 use pgrx::PgSqlErrorCode;
 pub use remover::Remover;
-use std::ffi::CString;
 
 /// A failing batch is halved until its parts are this small; their rows are then tried one by one. So a few bad rows
 /// cost a few statements each, and a batch of only bad rows costs no more than one statement per row.
@@ -158,17 +157,17 @@ impl<'a> Batch<'a> {
     }
 
     fn change(&mut self, tids: &[Tid], way: Way) -> Result<Done, TtlError> {
-        let Self { rule, catalog, work: Work { leaf, statements, remover, scan, .. }, is_at_rows, is_first, .. } = self;
+        let Self { rule, catalog, work, is_at_rows, is_first, .. } = self;
+        let Work { leaf, statements, remover, scan, owners_path, .. } = &mut **work;
         let rule = *rule;
         in_sandbox(rule, || leaf.check_cascades(rule))?;
         // Deferred triggers would otherwise fire at commit, with the rights of the committing role. Those that the
         // caller has pending fire now, as the caller and under the caller's search path.
         let callers_path = access::search_path();
         identity::with_users_path(&callers_path, || spi::execute("SET CONSTRAINTS ALL IMMEDIATE", &[]))?;
-        let path = match leaf.removal_runs_user_code(rule) {
-            true => catalog.with_rights(|| login::search_path(rule.owner))?,
-            false => CString::default(),
-        };
+        if owners_path.is_none() && leaf.removal_runs_user_code(rule) {
+            *owners_path = Some(catalog.with_rights(|| login::search_path(rule.owner))?);
+        }
         let done = in_sandbox(rule, || {
             let remover = remover.get_or_insert_with(|| Remover::new(statements, leaf, rule));
             let _under_way = UnderWay::begin(leaf.relid);
@@ -181,7 +180,10 @@ impl<'a> Batch<'a> {
             // The table's own lock is held: any further wait is for a cascade or a trigger, and blocks one row, not the
             // sweep.
             let remove = || identity::with_settings(&[(c"lock_timeout", c"100ms")], remove);
-            if path.is_empty() { remove() } else { identity::with_users_path(&path, remove) }
+            match owners_path {
+                Some(path) => identity::with_users_path(path, remove),
+                None => remove(),
+            }
         })?;
         delivery::tell(rule, &leaf.name, done.removed, &done.taken)?;
         catalog.check_meaning(rule)?;

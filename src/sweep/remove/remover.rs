@@ -5,11 +5,10 @@ use crate::catalog::Rule;
 use crate::delivery::Taken;
 use crate::error::TtlError;
 use crate::pg::chain;
-use crate::pg::identity;
 use crate::pg::plan::{Plan, Rows, Tid, Wanted, position};
 use crate::pg::transaction::{Failure, subtransaction};
 use crate::sweep::find::leaf::Leaf;
-use crate::sweep::find::scan::{IN_ORDER, NextRows, Reached, Scan, most_ties};
+use crate::sweep::find::scan::{NextRows, Reached, Scan, most_ties};
 use crate::sweep::statement::{Statements, Which};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
@@ -49,7 +48,7 @@ impl Prepared {
         self.plan.get_or_init(|| match self.which {
             Which::Listed => Plan::for_rows(&self.sql),
             Which::Ranged => Plan::for_range(&self.sql),
-            Which::Beyond => identity::with_settings(&IN_ORDER, || Plan::for_rows_beyond(&self.sql)),
+            Which::Beyond => Plan::for_rows_beyond(&self.sql),
         })
     }
 }

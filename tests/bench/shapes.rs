@@ -1,0 +1,169 @@
+//! Sweeping tables of many shapes, each beside one statement that does the same by hand; and what an idle sweep costs.
+
+use crate::cpu_seconds;
+use harness::{Server, Session};
+
+const ROWS: u32 = 500_000;
+const ROUNDS: usize = 3;
+
+/// A kind of table: what makes it, what a rule on it says, and what somebody would write without one.
+struct Shape {
+    name: &'static str,
+    /// The place of row `i` in expiry order.
+    order: &'static str,
+    pad: &'static str,
+    setup: &'static str,
+    options: &'static str,
+    by_hand: &'static str,
+}
+
+const IN_ORDER: &str = "i";
+const PAD: &str = "repeat('x', 60)";
+const DELETE: &str = "DELETE FROM t WHERE at <= now() - interval '1 day'";
+
+const SHAPES: [Shape; 9] = [
+    Shape { name: "in order", order: IN_ORDER, pad: PAD, setup: "", options: "", by_hand: DELETE },
+    // A number without common factors with the number of rows visits each place once.
+    Shape {
+        name: "random order",
+        order: "(i::bigint * 314159 % 500000)",
+        pad: PAD,
+        setup: "",
+        options: "",
+        by_hand: DELETE,
+    },
+    Shape {
+        name: "filter",
+        order: IN_ORDER,
+        pad: PAD,
+        setup: "",
+        options: ", filter => 'id % 10 <> 0'",
+        by_hand: "DELETE FROM t WHERE at <= now() - interval '1 day' AND id % 10 <> 0",
+    },
+    Shape {
+        name: "three more indexes",
+        order: IN_ORDER,
+        pad: PAD,
+        setup: "CREATE INDEX ON t (id); CREATE INDEX ON t (pad, id); CREATE INDEX ON t ((id % 1000))",
+        options: "",
+        by_hand: DELETE,
+    },
+    Shape {
+        name: "BEFORE DELETE trigger",
+        order: IN_ORDER,
+        pad: PAD,
+        setup: "CREATE OR REPLACE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END';
+                CREATE TRIGGER b BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION nothing()",
+        options: "",
+        by_hand: DELETE,
+    },
+    Shape {
+        name: "foreign key with cascade",
+        order: IN_ORDER,
+        pad: PAD,
+        setup: "ALTER TABLE t ADD PRIMARY KEY (id);
+                CREATE TABLE child (id int REFERENCES t ON DELETE CASCADE); CREATE INDEX ON child (id)",
+        options: "",
+        by_hand: DELETE,
+    },
+    Shape {
+        name: "soft delete",
+        order: IN_ORDER,
+        pad: PAD,
+        setup: "ALTER TABLE t ADD deleted timestamptz",
+        options: ", soft_delete_column => 'deleted'",
+        by_hand: "UPDATE t SET deleted = now() WHERE at <= now() - interval '1 day' AND deleted IS NULL",
+    },
+    Shape {
+        name: "archive",
+        order: IN_ORDER,
+        pad: PAD,
+        setup: "CREATE TABLE archive (LIKE t)",
+        options: ", archive_to => 'archive'",
+        by_hand: "WITH gone AS (DELETE FROM t WHERE at <= now() - interval '1 day' RETURNING *) INSERT INTO archive SELECT * FROM gone",
+    },
+    Shape {
+        name: "wide (TOAST)",
+        order: IN_ORDER,
+        pad: "CASE WHEN i % 20 = 0 THEN (SELECT string_agg(md5((i * 100 + j)::text), '') FROM generate_series(1, 80) j) END",
+        setup: "",
+        options: "",
+        by_hand: DELETE,
+    },
+];
+
+pub fn run(server: &Server) {
+    println!("\n{ROWS} rows, 49 % of them expired, warm cache. CPU time of the backend: fastest of {ROUNDS} rounds.\n");
+    println!("{:<28}{:>10}{:>20}{:>20}", "", "by hand", "batches of 10000", "batches of 1000");
+    for shape in &SHAPES {
+        let mut fastest = [f64::INFINITY; 3];
+        for round in 0..ROUNDS {
+            for turn in 0..3 {
+                let way = (turn + round) % 3;
+                fastest[way] = fastest[way].min(measure(server, shape, [None, Some(10_000), Some(1_000)][way]));
+            }
+        }
+        let mut line = format!("{:<28}{:>9.2}s", shape.name, fastest[0]);
+        for time in &fastest[1..] {
+            line += &format!("{time:>12.2}s {:>5.2}x", time / fastest[0]);
+        }
+        println!("{line}");
+    }
+}
+
+/// CPU seconds of the backend for a sweep in batches of this size, or for the statement by hand, on a new table.
+fn measure(server: &Server, shape: &Shape, batch: Option<u32>) -> f64 {
+    let mut session = Session::connect(server, "postgres", "postgres");
+    let Shape { order, pad, setup, options, by_hand, .. } = shape;
+    session.run(&format!(
+        "SET client_min_messages = warning;
+         DROP TABLE IF EXISTS t, child, archive CASCADE; CREATE TABLE t (id int, at timestamptz, pad text);
+         INSERT INTO t SELECT i, now() - interval '1 day' + ({order} - {ROWS} * 0.49) * interval '1 second', {pad}
+         FROM generate_series(1, {ROWS}) AS i"
+    ));
+    if !setup.is_empty() {
+        session.run(setup);
+    }
+    // The statement by hand has the same index.
+    session.run(&format!("SELECT ttl_create_index('t', 'at', interval '1 day', {}{options})", batch.unwrap_or(10_000)));
+    session.run("VACUUM ANALYZE t");
+    session.run("CHECKPOINT");
+    session.run("SELECT count(*), sum(id), sum(length(pad)) FROM t");
+    let pid = session.get("SELECT pg_backend_pid()");
+    let before = cpu_seconds(&pid);
+    session.run(if batch.is_some() { "CALL ttl_sweep('t')" } else { by_hand });
+    let spent = cpu_seconds(&pid) - before;
+    if batch.is_some() {
+        let gone: u32 = session
+            .get("SELECT rows_deleted_last_run FROM ttl_summary WHERE table_name = 't'")
+            .parse()
+            .expect("a count");
+        assert!(gone > ROWS / 5 * 2, "{}: {gone} rows are gone", shape.name);
+    }
+    spent
+}
+
+/// An idle sweep by BRIN beside one without an index, which reads the heap.
+pub fn idle(server: &Server) {
+    const ROWS: u32 = 5_000_000;
+    println!("\nAn idle sweep of {ROWS} rows: milliseconds, fastest of {ROUNDS}.\n");
+    let mut session = Session::connect(server, "postgres", "postgres");
+    session.run(&format!(
+        "SET client_min_messages = warning;
+         DROP TABLE IF EXISTS t CASCADE; CREATE TABLE t (id int, at timestamptz, pad text);
+         INSERT INTO t SELECT i, now() + i * interval '1 second', repeat('x', 60) FROM generate_series(1, {ROWS}) AS i"
+    ));
+    session.run("VACUUM ANALYZE t");
+    let mut heap = f64::INFINITY;
+    for method in ["none", "brin", "btree"] {
+        session.run(&format!("SELECT ttl_create_index('t', 'at', interval '1 day', index_method => '{method}')"));
+        let mut fastest = f64::INFINITY;
+        for _ in 0..=ROUNDS {
+            let started = std::time::Instant::now();
+            session.run("CALL ttl_sweep('t')");
+            fastest = fastest.min(started.elapsed().as_secs_f64() * 1e3);
+        }
+        heap = heap.min(if method == "none" { fastest } else { heap });
+        println!("{method:<28}{fastest:>10.2}  {:>6.3}x", fastest / heap);
+    }
+}
