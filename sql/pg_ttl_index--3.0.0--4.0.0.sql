@@ -927,7 +927,7 @@ BEGIN ATOMIC
            END,
            CASE WHEN t.active
                 THEN greatest((SELECT @extschema@.ttl_next_pass()), @extschema@.ttl_due_at(t),
-                              CASE WHEN t.run_every IS NOT NULL THEN @extschema@.ttl_next_due(t.id) END,
+                              CASE WHEN t.run_every IS NOT NULL OR t.index_method = 'none' THEN @extschema@.ttl_next_due(t.id) END,
                               CASE WHEN NOT run_window.is_open THEN run_window.until END)
            END,
            coalesce(rule.last_error, rule.index_error,
@@ -944,6 +944,10 @@ BEGIN ATOMIC
                 WHEN @extschema@.ttl_waits_for_process(t.id) THEN 'max_worker_processes'
                 WHEN t.concurrently AND index.state IN ('pending', 'building', 'invalid') AND @extschema@.ttl_is_large(index.relid)
                 THEN 'concurrently'
+                -- Reading the whole table took so long that the rule rests for longer than others.
+                WHEN t.index_method = 'none' AND t.run_every IS NULL
+                     AND @extschema@.ttl_next_due(t.id) > (SELECT @extschema@.ttl_next_pass())
+                THEN 'index_method'
            END,
            index.state, t.concurrently, t.purge_after, t.archive_to, t.on_expire, t.notify_channel, t.partition_action,
            t.run_every, t.run_window, t.max_rows_per_second, t.max_rows_per_run, t.total_partitions_removed

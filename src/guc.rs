@@ -13,6 +13,8 @@ static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
 static NAPTIME: GucSetting<i32> = GucSetting::<i32>::new(60);
 /// Rows per batch for rules without a batch size of their own.
 static BATCH_SIZE: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+/// Milliseconds that a batch should take, for rules without a batch size of their own; 0 means any time.
+static TARGET_BATCH_TIME: GucSetting<i32> = GucSetting::<i32>::new(100);
 /// Milliseconds that a sweep pauses between two batches.
 static BATCH_DELAY: GucSetting<i32> = GucSetting::<i32>::new(0);
 /// Workers that may sweep one database at the same time.
@@ -85,11 +87,19 @@ pub fn init() {
     );
     int(
         c"pg_ttl_index.batch_size",
-        c"Sets how many rows a batch removes for rules without a batch size of their own.",
+        c"Sets the usual number of rows in a batch for rules without a batch size of their own.",
         &BATCH_SIZE,
         1,
         i32::MAX,
         GucFlags::default(),
+    );
+    int(
+        c"pg_ttl_index.target_batch_time",
+        c"Sets how long a batch should take for rules without a batch size of their own.",
+        &TARGET_BATCH_TIME,
+        0,
+        60_000,
+        GucFlags::UNIT_MS,
     );
     int(
         c"pg_ttl_index.batch_delay",
@@ -178,6 +188,11 @@ pub fn naptime() -> Duration {
 
 pub fn batch_size() -> i32 {
     BATCH_SIZE.get()
+}
+
+/// How long a batch should take; zero means any time.
+pub fn target_batch_time() -> Duration {
+    Duration::from_millis(TARGET_BATCH_TIME.get().unsigned_abs().into())
 }
 
 pub fn batch_delay() -> Duration {

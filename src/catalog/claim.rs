@@ -41,23 +41,20 @@ impl Catalog {
             self.bind(rule.id, Binding::Upgraded)?;
             return Ok(Claim::Changed);
         }
-        if self.has_changed(rule)? {
-            return Ok(Claim::Changed);
+        if self.is_unchanged(rule, "FOR NO KEY UPDATE OF t SKIP LOCKED")? {
+            self.check_meaning(rule)?;
+            return Ok(Claim::Held);
         }
-        let sql = format!(
-            "SELECT FROM {}.ttl_index_table WHERE id = $1 AND active AND version = $2 FOR NO KEY UPDATE SKIP LOCKED",
-            self.schema
-        );
-        let locked = self.with_rights(|| spi::execute_kept(&sql, &[rule.id.into(), rule.version.into()]))?;
-        if locked != 1 {
-            return Ok(Claim::Busy);
-        }
-        self.check_meaning(rule)?;
-        Ok(Claim::Held)
+        Ok(if self.has_changed(rule)? { Claim::Changed } else { Claim::Busy })
     }
 
     /// Whether the rule has changed since it was loaded.
     pub fn has_changed(&self, rule: &Rule) -> Result<bool, TtlError> {
+        Ok(!self.is_unchanged(rule, "")?)
+    }
+
+    /// Whether the rule is as it was loaded, and could be locked, if `lock` says so.
+    fn is_unchanged(&self, rule: &Rule, lock: &str) -> Result<bool, TtlError> {
         // Check the columns themselves, too: DDL that no event trigger followed would not show in the version.
         let sql = format!(
             "SELECT to_regclass(t.archive_to) IS NOT DISTINCT FROM b.archive_relid
@@ -65,7 +62,7 @@ impl Catalog {
                              ELSE {schema}.ttl_on_expire_oid(t.on_expire) IS NOT DISTINCT FROM b.on_expire_oid END,
                     {columns}
              FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
-             WHERE t.id = $1 AND t.active AND t.version = $2",
+             WHERE t.id = $1 AND t.active AND t.version = $2 {lock}",
             columns = Columns::SQL,
             schema = self.schema
         );
@@ -74,6 +71,6 @@ impl Catalog {
                 Ok(row.get(1)? == Some(true) && Columns::read(&row, 2).is_ok_and(|columns| columns.check().is_ok()))
             })
         })?;
-        Ok(same != [true])
+        Ok(same == [true])
     }
 }

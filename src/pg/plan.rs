@@ -2,7 +2,7 @@
 
 use super::identity::{self, Setting};
 use super::planner;
-use super::receiver::{Collector, Deleter, Value, delete, ignore, start};
+use super::receiver::{Collector, Counter, Deleter, Value, delete, ignore, start};
 use crate::error::TtlError;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
@@ -45,6 +45,8 @@ pub enum Rows<'a> {
     Between(&'a Tid, &'a Tid),
     /// The first rows with values beyond one, which is given as text, and how many of them.
     Beyond(&'a str, i64),
+    /// The rows with values beyond one, and up to another.
+    Within(&'a str, &'a str),
 }
 
 /// Which of the rows that a query finds are deleted.
@@ -62,8 +64,10 @@ pub struct Deleted {
     pub tids: Vec<Tid>,
     /// Rows that other transactions have locked, updated or deleted.
     pub left: Vec<Tid>,
-    /// The last row seen, and its value as text if the query returns one.
-    pub last: Option<(Tid, Option<String>)>,
+    /// The last row seen.
+    pub last: Option<Tid>,
+    /// Its value as text, if the query returns one.
+    pub value: Option<String>,
 }
 
 impl Deleted {
@@ -104,6 +108,11 @@ impl Plan {
     /// Plans a query whose parameters are the value that rows must lie beyond, and how many of them to find, in order.
     pub fn for_rows_beyond(sql: &str) -> Self {
         Self::under(IN_ORDER, sql, &mut [pg_sys::TEXTOID, pg_sys::INT8OID])
+    }
+
+    /// Plans a statement whose parameters are the value that rows must lie beyond, and the last value.
+    pub fn for_rows_within(sql: &str) -> Self {
+        Self::under(IN_ORDER, sql, &mut [pg_sys::TEXTOID, pg_sys::TEXTOID])
     }
 
     /// Plans a statement with parameters of these types.
@@ -194,6 +203,16 @@ impl Plan {
         })
     }
 
+    /// Runs a query with one column, and returns how many rows it found and the last value, as text.
+    pub fn count(&self, rows: Rows<'_>) -> (usize, Option<String>) {
+        Spi::connect(|_| {
+            let mut counter = Counter::default();
+            // SAFETY: within an SPI connection; the counter begins with a receiver, and outlives the call.
+            unsafe { self.execute(rows, 0, std::ptr::from_mut(&mut counter).cast()) };
+            (counter.rows, counter.last.map(Value::into_text))
+        })
+    }
+
     /// Runs a query whose first column is a `ctid`, and deletes the rows it finds without waiting for locks.
     ///
     /// Only the row version that met the query's conditions is deleted: if another transaction has updated it, or is
@@ -226,9 +245,7 @@ impl Plan {
                 self.execute(rows, 0, std::ptr::from_mut(&mut deleter).cast());
                 pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
                 pg_sys::CommandCounterIncrement();
-                let text = deleter.last.map(Value::into_text);
-                deleter.deleted.last = deleter.deleted.last.map(|(tid, _)| (tid, text));
-                deleter.deleted
+                Deleted { value: deleter.last.map(Value::into_text), ..deleter.deleted }
             }
         })
     }
@@ -303,6 +320,7 @@ impl Plan {
     /// There is an SPI connection, and `dest` is a receiver or null.
     unsafe fn execute(&self, rows: Rows<'_>, limit: usize, dest: *mut pg_sys::DestReceiver) {
         let pointer = |tid: &Tid| pg_sys::Datum::from(std::ptr::from_ref(tid));
+        let text = |value: &str| value.into_datum().unwrap_or(pg_sys::Datum::null());
         let values = match rows {
             Rows::All => vec![],
             Rows::Listed(tids) => vec![(pg_sys::TIDARRAYOID, make_array(tids))],
@@ -310,9 +328,9 @@ impl Plan {
                 vec![(pg_sys::TIDOID, pointer(first)), (pg_sys::TIDOID, pointer(last))]
             }
             Rows::Beyond(value, count) => {
-                let value = value.into_datum().unwrap_or(pg_sys::Datum::null());
-                vec![(pg_sys::TEXTOID, value), (pg_sys::INT8OID, pg_sys::Datum::from(count))]
+                vec![(pg_sys::TEXTOID, text(value)), (pg_sys::INT8OID, pg_sys::Datum::from(count))]
             }
+            Rows::Within(beyond, last) => vec![(pg_sys::TEXTOID, text(beyond)), (pg_sys::TEXTOID, text(last))],
         };
         self.check_types(values.iter().map(|(type_oid, _)| *type_oid));
         // SAFETY: as promised by the caller; a parameter list has room for as many as it was made for. A statement

@@ -36,6 +36,23 @@ pub fn waits_for_lock(pid: i32) -> bool {
     }
 }
 
+/// Whether other sessions wait for this transaction to release rows.
+pub fn is_awaited() -> bool {
+    // SAFETY: looks for waiters of a lock that this transaction holds. It is in the shared table of locks, where those
+    // of relations need not be.
+    unsafe {
+        let xid = pg_sys::GetCurrentTransactionIdIfAny();
+        let tag = pg_sys::LOCKTAG {
+            locktag_field1: xid.into_inner(),
+            locktag_type: pg_sys::LockTagType::LOCKTAG_TRANSACTION as u8,
+            locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
+            ..pg_sys::LOCKTAG::default()
+        };
+        xid != pg_sys::InvalidTransactionId
+            && pg_sys::LockHasWaiters(&tag, pg_sys::ExclusiveLock as pg_sys::LOCKMODE, false)
+    }
+}
+
 pub fn check_for_interrupts() {
     pg_sys::check_for_interrupts!();
 }

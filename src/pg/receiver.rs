@@ -127,9 +127,9 @@ pub(super) unsafe extern "C-unwind" fn delete(
         } else {
             deleted.left.push(tid)
         };
-        deleted.last = Some((tid, None));
+        deleted.last = Some(tid);
         if columns > 1 {
-            remember(slot, &mut deleter.last);
+            remember(slot, 2, &mut deleter.last);
         }
         deleted.seen() < deleter.most
     }
@@ -150,18 +150,47 @@ unsafe fn deform(slot: *mut pg_sys::TupleTableSlot) -> i32 {
     }
 }
 
-/// Keeps the value of the second column.
+/// Keeps the value of a column, if it is not null.
 ///
 /// # Safety
-/// The slot has a second column, and it is deformed.
-unsafe fn remember(slot: &pg_sys::TupleTableSlot, last: &mut Option<Value>) {
+/// The slot has that column, and it is deformed.
+unsafe fn remember(slot: &pg_sys::TupleTableSlot, column: i32, last: &mut Option<Value>) {
     // SAFETY: as promised by the caller; a column has the type that its description says.
     unsafe {
-        if !*slot.tts_isnull.add(1) {
-            let type_oid = || pg_sys::SPI_gettypeid(slot.tts_tupleDescriptor, 2);
-            last.get_or_insert_with(|| Value::of_type(type_oid())).set(*slot.tts_values.add(1));
+        let place = column as usize - 1;
+        if !*slot.tts_isnull.add(place) {
+            let type_oid = || pg_sys::SPI_gettypeid(slot.tts_tupleDescriptor, column);
+            last.get_or_insert_with(|| Value::of_type(type_oid())).set(*slot.tts_values.add(place));
         }
     }
+}
+
+/// Counts rows, and keeps the value of the last.
+#[repr(C)]
+pub(super) struct Counter {
+    receiver: pg_sys::DestReceiver,
+    pub(super) rows: usize,
+    pub(super) last: Option<Value>,
+}
+
+impl Default for Counter {
+    fn default() -> Self {
+        let receiver = pg_sys::DestReceiver { rStartup: Some(start), ..Collector::receiver(count) };
+        Self { receiver, rows: 0, last: None }
+    }
+}
+
+/// Called for every row: counts it.
+#[pg_guard]
+unsafe extern "C-unwind" fn count(slot: *mut pg_sys::TupleTableSlot, receiver: *mut pg_sys::DestReceiver) -> bool {
+    // SAFETY: the receiver is a counter, and the slot has a column.
+    unsafe {
+        deform(slot);
+        let counter = &mut *receiver.cast::<Counter>();
+        counter.rows += 1;
+        remember(&*slot, 1, &mut counter.last);
+    }
+    true
 }
 
 /// Ignores a row, for statements whose rows the executor itself counts.
@@ -188,7 +217,7 @@ pub(super) unsafe extern "C-unwind" fn receive(
         }
         collector.tids.push(*(*slot.tts_values).cast_mut_ptr::<Tid>());
         if columns > 1 {
-            remember(slot, &mut collector.last);
+            remember(slot, 2, &mut collector.last);
         }
     }
     true

@@ -10,17 +10,18 @@ pub mod inspect;
 pub mod manual;
 mod partition;
 mod remove;
+mod size;
 mod statement;
 pub mod throttle;
 
 use crate::catalog::{Blocked, Catalog, Initiator, Rule};
 use crate::delivery::{self, Archive};
 use crate::error::TtlError;
-use crate::guc;
 use crate::pg::plan::Tid;
 use crate::pg::process;
 use crate::pg::shmem::{self, Hold, Path, Progress};
 use crate::pg::transaction::{Failure, Scope};
+use crate::rule::IndexMethod;
 use crate::sandbox::in_sandbox;
 pub use drive::Advance;
 use find::cutoff;
@@ -31,6 +32,7 @@ pub use finish::record_failure;
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
 use remove::{Batch, Remover, blocked};
+use size::Size;
 use statement::Statements;
 use std::collections::VecDeque;
 use std::ffi::CString;
@@ -54,6 +56,8 @@ pub struct Tally {
     pub locked: i64,
     /// WAL that the sweep has written.
     pub wal_bytes: i64,
+    /// How long the sweep has searched heaps block by block.
+    pub read_heaps: Duration,
     /// How the sweep went through its leaves, each way once.
     pub paths: Vec<Path>,
     /// How many rows the planner expects, in leaves that take more than one harvest.
@@ -88,6 +92,7 @@ pub struct Sweep {
     cutoff: String,
     leaves: Leaves,
     work: Option<Work>,
+    size: Size,
     pace: Throttle,
     /// Known blocked rows, which this sweep leaves alone.
     left: Option<Blocked>,
@@ -117,12 +122,18 @@ struct Work {
 }
 
 impl Work {
+    /// Whether batches after the first probably remove their rows as they find them.
+    fn is_quick(&self, rule: &Rule) -> bool {
+        let is_removed_by_one = || self.scan.is_ordered() && !self.leaf.can_undo(rule);
+        !self.is_careful && (!self.leaf.removal_runs_user_code(rule) || is_removed_by_one())
+    }
+
     /// Whether the next rows can be removed as they are found.
     fn goes_on(&self) -> bool {
         !self.is_careful
             && self.found.is_empty()
             && self.scan.next_rows().is_some()
-            && self.remover.as_ref().is_some_and(Remover::can_remove_as_found)
+            && self.remover.as_ref().is_some_and(|remover| remover.can_remove_as_found(&self.scan))
     }
 }
 
@@ -161,7 +172,7 @@ impl Sweep {
         });
         match prepared {
             Ok((cutoff, started_at, leaves, left)) => {
-                let (tally, pace) = (Tally::default(), Throttle::default());
+                let (size, tally, pace) = (Size::of(&rule), Tally::default(), Throttle::default());
                 Ok(Some(Self {
                     rule,
                     tally,
@@ -172,6 +183,7 @@ impl Sweep {
                     cutoff,
                     leaves,
                     work: None,
+                    size,
                     pace,
                     left,
                     blocked_up_to: None,
@@ -184,6 +196,12 @@ impl Sweep {
             Err(_) if has_changed(&catalog, &rule, scope)? => Ok(None),
             Err(failure) => Err(failure),
         }
+    }
+
+    /// Returns how long the sweep has read heaps because its rule is to have no index.
+    pub fn read_heaps(&self) -> Duration {
+        let is_without_index = self.rule.options.index_method == IndexMethod::None;
+        if is_without_index { self.tally.read_heaps } else { Duration::ZERO }
     }
 
     /// Removes at most one batch, of at most `limit` rows.
@@ -244,7 +262,7 @@ impl Sweep {
                 continue;
             };
             // A batch that finds its rows itself may have some more than were asked for, which a limit does not allow.
-            let is_unlimited = limit >= 2 * batch_size(&self.rule);
+            let is_unlimited = limit >= 2 * self.size.rows();
             if !work.found.is_empty() || (is_unlimited && work.goes_on()) {
                 if self.is_aloof && work.leaf.removal_runs_user_code(&self.rule) {
                     return Ok(Step::NeedsHelper);
@@ -256,7 +274,12 @@ impl Sweep {
                 self.work = None;
                 continue;
             }
+            let is_by_blocks = work.scan.path() == Path::Blocks;
+            let harvested_from = Instant::now();
             let Some(found) = self.harvest()? else { return Ok(Step::Outdated) };
+            if is_by_blocks {
+                self.tally.read_heaps += harvested_from.elapsed();
+            }
             self.tally.estimate += found.estimate;
             self.is_ordered &= self.work.as_ref().is_some_and(|work| !work.scan.is_by_blocks());
             self.add_blocked(&found.poisoned, found.poisoned_by)?;
@@ -321,11 +344,13 @@ impl Sweep {
 
     fn remove(&mut self, limit: usize) -> Result<Step, Failure> {
         let Some(work) = &mut self.work else { return Ok(Step::Finished) };
-        let size = batch_size(&self.rule).min(Throttle::batch_limit(&self.rule)).min(limit);
+        let size = self.size.rows().min(Throttle::batch_limit(&self.rule)).min(limit);
+        let started = Instant::now();
         let tids: Vec<Tid> = work.found.drain(..size.min(work.found.len())).collect();
         let mut batch = Batch::new(&self.rule, &self.catalog, self.scope, work, self.tally.batches == 0);
         let result = if tids.is_empty() { batch.remove_next(size) } else { batch.remove(&tids) };
         let done = batch.done;
+        self.size.learn(done.removed.unsigned_abs() as usize, started.elapsed(), done.is_awaited);
         let path = work.scan.path();
         if !self.tally.paths.contains(&path) {
             self.tally.paths.push(path);
@@ -365,14 +390,4 @@ fn begin_leaf(rule: &Rule, cutoff: &str, leaf: Leaf, after: Option<String>, is_a
             is_careful: false,
         })))
     })
-}
-
-fn batch_size(rule: &Rule) -> usize {
-    rule.options.batch_size.unwrap_or_else(guc::batch_size).unsigned_abs() as usize
-}
-
-/// How many TIDs are searched for at once: several batches, so that finding rows costs little compared with removing
-/// them, but never more than fits easily into memory.
-fn harvest_size(rule: &Rule) -> usize {
-    (10 * batch_size(rule)).clamp(10_000, 100_000)
 }

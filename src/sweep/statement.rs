@@ -16,16 +16,8 @@ pub enum Which {
     Ranged,
     /// By a value that theirs must lie beyond, and a row count.
     Beyond,
-}
-
-impl Which {
-    pub(super) fn condition(self) -> &'static str {
-        match self {
-            Self::Listed => "ctid = ANY ($1)",
-            Self::Ranged => "ctid >= $1 AND ctid <= $2",
-            Self::Beyond => "true",
-        }
-    }
+    /// By a value that theirs must lie beyond, and the last of them.
+    Within,
 }
 
 #[derive(Clone)]
@@ -110,16 +102,24 @@ impl Statements {
 
     /// Selects the TIDs that still hold an expired row.
     pub fn look(&self, which: Which) -> String {
-        format!(
-            "{ENGINE_TAG}SELECT ctid FROM ONLY {} WHERE {} AND {}",
-            self.leaf,
-            which.condition(),
-            self.has_expired()
-        )
+        format!("{ENGINE_TAG}SELECT ctid FROM ONLY {} WHERE {}", self.leaf, self.expired_of(which))
+    }
+
+    /// The condition for one of the rows that the parameters select to be removed. By value, an index finds the rows; by
+    /// TID, none may.
+    pub(super) fn expired_of(&self, which: Which) -> String {
+        let (compared, type_name) = (&self.compared, self.source.type_name());
+        let beyond = || format!("{} AND {compared} > CAST($1 AS {type_name})", self.conditions());
+        match which {
+            Which::Listed => format!("ctid = ANY ($1) AND {}", self.has_expired()),
+            Which::Ranged => format!("ctid >= $1 AND ctid <= $2 AND {}", self.has_expired()),
+            Which::Beyond => beyond(),
+            Which::Within => format!("{} AND {compared} <= CAST($2 AS {type_name})", beyond()),
+        }
     }
 
     /// `IS TRUE` does not change the result, but no index matches it: the rows must be found by TID.
-    pub(super) fn has_expired(&self) -> String {
+    fn has_expired(&self) -> String {
         if self.filter.is_some() {
             return format!("({}) IS TRUE", self.judgement(None));
         }

@@ -11,9 +11,10 @@ use crate::catalog::{Catalog, Rule};
 use crate::error::{TtlError, Unserved};
 use crate::guc;
 use crate::pg::entry::worker_main;
-use crate::pg::shmem::{self, Leave, Role};
+use crate::pg::shmem::{self, Leave, Role, Swept};
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{process, recovery};
+use crate::rule::IndexMethod;
 use crate::sweep::{Step, throttle};
 use pgrx::PgSqlErrorCode;
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, DynamicBackgroundWorker};
@@ -175,8 +176,8 @@ struct Worker {
     reported: HashMap<i64, Instant>,
     /// When a rule with its own schedule must be checked before the next pass.
     early: Option<Instant>,
-    /// When the last complete sweep of each rule began.
-    begun: HashMap<i64, Instant>,
+    /// The last complete sweep of each rule, and when it began.
+    ended: HashMap<i64, (Instant, Swept)>,
     /// Since when the database has had no rules.
     without_rules: Option<Instant>,
     started: Instant,
@@ -197,7 +198,7 @@ impl Worker {
             gap: Duration::ZERO,
             reported: HashMap::new(),
             early: None,
-            begun: HashMap::new(),
+            ended: HashMap::new(),
             without_rules: None,
             started: Instant::now(),
             gives_way: false,
@@ -286,8 +287,11 @@ impl Worker {
     /// Whether to sweep a rule now. Also records when to check the rule next.
     fn is_time_for(&mut self, rule: &Rule, opening: Option<Opening>, is_pass: bool) -> bool {
         let now = Instant::now();
-        let plan = schedule::plan(rule, opening, is_pass, self.begun.get(&rule.id).map(|begun| now - *begun));
-        if let Some(wait) = plan.next {
+        let last = self.ended.get(&rule.id).map(|(begun, swept)| (now - *begun, *swept));
+        let plan = schedule::plan(rule, opening, is_pass, last);
+        // A rule without an index may have rested before.
+        let is_over = || (rule.options.index_method == IndexMethod::None).then_some(Duration::ZERO);
+        if let Some(wait) = plan.next.or_else(is_over) {
             shmem::report_due(rule.id, i64::from(clock_timestamp()) + wait.as_micros() as i64);
         }
         let look = plan.look.map(|wait| now + wait.max(SOON));
@@ -349,7 +353,7 @@ impl Worker {
         }
         // Without shared memory there are no helpers.
         match take_turn(job, shmem::is_preloaded()) {
-            Turn::Ended { is_complete } => self.end_sweep(id, begun, is_complete),
+            Turn::Ended(swept) => self.end_sweep(id, begun, swept),
             Turn::NeedsHelper => {
                 if started.elapsed() >= SLICE {
                     self.slow.insert(owner, Instant::now() + SLOW_FOR);
@@ -369,18 +373,18 @@ impl Worker {
     }
 
     /// Records the end of a sweep. A rule whose sweep was interrupted does not wait for its interval, unless it failed.
-    fn end_sweep(&mut self, id: i64, begun: Instant, is_complete: bool) {
-        if is_complete {
-            self.begun.insert(id, begun);
+    fn end_sweep(&mut self, id: i64, begun: Instant, swept: Swept) {
+        if swept.is_complete {
+            self.ended.insert(id, (begun, swept));
         } else {
-            self.begun.remove(&id);
+            self.ended.remove(&id);
             self.look_soon();
         }
     }
 
     fn see_to_helpers(&mut self) {
         for returned in self.helpers.see_to() {
-            self.end_sweep(returned.rule_id, returned.begun.unwrap_or_else(Instant::now), returned.is_complete);
+            self.end_sweep(returned.rule_id, returned.begun.unwrap_or_else(Instant::now), returned.swept);
         }
     }
 

@@ -5,7 +5,7 @@ use super::{TURN, start};
 use crate::guc;
 use crate::pg::entry::worker_main;
 use crate::pg::process;
-use crate::pg::shmem::{self, Role};
+use crate::pg::shmem::{self, Role, Swept};
 use pgrx::bgworkers::DynamicBackgroundWorker;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
@@ -53,7 +53,7 @@ fn help(owner: u32, queue: &mut VecDeque<Job>) {
         if let Some(rule_id) = shmem::take_task() {
             match load(rule_id, owner) {
                 Some(job) => queue.push_back(job),
-                None => shmem::end_task(rule_id, false),
+                None => shmem::end_task(rule_id, Swept::default()),
             }
         }
         let Some(job) = next(queue) else {
@@ -101,8 +101,8 @@ fn serve(job: Job, queue: &mut VecDeque<Job>) {
     let turn = take_turn(job, false);
     shmem::end_turn();
     match turn {
-        Turn::Ended { is_complete } => shmem::end_task(rule_id, is_complete),
-        Turn::NeedsHelper => shmem::end_task(rule_id, false),
+        Turn::Ended(swept) => shmem::end_task(rule_id, swept),
+        Turn::NeedsHelper => shmem::end_task(rule_id, Swept::default()),
         Turn::More(sweep, wait) => {
             let not_before = Instant::now() + wait;
             queue.push_back(Job { work: Work::Begun(sweep), closes_at, not_before, begun: None });

@@ -6,7 +6,7 @@ use super::turn::report_broken;
 use crate::catalog::{Catalog, Rule};
 use crate::guc;
 use crate::pg::process;
-use crate::pg::shmem::{self, End, For, Role, Slot, Task};
+use crate::pg::shmem::{self, End, For, Role, Slot, Swept, Task};
 use crate::pg::transaction::{Failure, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::bgworkers::DynamicBackgroundWorker;
@@ -45,7 +45,7 @@ pub struct Helpers {
 pub struct Returned {
     pub rule_id: i64,
     pub begun: Option<Instant>,
-    pub is_complete: bool,
+    pub swept: Swept,
 }
 
 impl Helpers {
@@ -77,11 +77,14 @@ impl Helpers {
         }
         let mut returned = Vec::new();
         for (rule_id, end) in shmem::take_ended_tasks() {
-            if let End::Lost { version, was_doomed } = end {
-                record_loss(rule_id, version, was_doomed);
-            }
-            let is_complete = end == End::Swept { is_complete: true };
-            returned.push(Returned { rule_id, begun: self.begun.remove(&rule_id), is_complete });
+            let swept = match end {
+                End::Swept(swept) => swept,
+                End::Lost { version, was_doomed } => {
+                    record_loss(rule_id, version, was_doomed);
+                    Swept::default()
+                }
+            };
+            returned.push(Returned { rule_id, begun: self.begun.remove(&rule_id), swept });
         }
         self.end_overdue();
         self.backlog.retain(|(rule_id, owner)| !shmem::add_task(*owner, *rule_id));

@@ -3,6 +3,7 @@
 use crate::catalog::Rule;
 use crate::error::TtlError;
 use crate::guc;
+use crate::pg::shmem::Swept;
 use crate::pg::spi;
 use crate::rule::{Ttl, Window};
 use pgrx::datum::TimestampWithTimeZone;
@@ -26,13 +27,24 @@ pub struct Plan {
     pub look: Option<Duration>,
 }
 
-/// Plans the next sweep of a rule. `last` is how long ago its last sweep in this process began: the catalog says when
-/// the rule is due, but sweeps that found nothing leave no trace there.
-pub fn plan(rule: &Rule, opening: Option<Opening>, is_pass: bool, last: Option<Duration>) -> Plan {
-    let rested = last.unwrap_or(Duration::MAX);
+/// Without an index, a rule rests this many times as long as its last sweep read heaps, but no longer than this.
+const REST_AFTER_READING: u32 = 20;
+const LONGEST_REST: Duration = Duration::from_secs(3600);
+
+/// Plans the next sweep of a rule. `last` is the last sweep that this process knows of, and how long ago it began: the
+/// catalog says when the rule is due, but sweeps that found nothing leave no trace there.
+pub fn plan(rule: &Rule, opening: Option<Opening>, is_pass: bool, last: Option<(Duration, Swept)>) -> Plan {
+    let rested = last.map_or(Duration::MAX, |(ago, _)| ago);
     let (is_due, rests_for) = (rule.state.is_due, rule.state.rests_for());
     let mut next = None;
     let mut is_time = is_due && (is_pass || rested >= guc::naptime());
+    // A rule that was changed is another rule.
+    let read_heaps = last.filter(|(_, swept)| swept.version == rule.version).map(|(_, swept)| swept.read_heaps);
+    let rest = (read_heaps.unwrap_or_default() * REST_AFTER_READING).min(LONGEST_REST);
+    if rest > guc::naptime() {
+        is_time &= rested >= rest;
+        next = Some(if is_time { rest } else { rests_for.max(rest.saturating_sub(rested)) });
+    }
     if let Some(every) = rule.options.run_every.map(Ttl::estimate) {
         is_time = is_due && rested >= every;
         next = Some(if is_time { every } else { rests_for.max(every.saturating_sub(rested)) });

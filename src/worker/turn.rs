@@ -3,6 +3,7 @@
 use crate::catalog::{Catalog, Initiator, Rule};
 use crate::guc;
 use crate::pg::process;
+use crate::pg::shmem::Swept;
 use crate::pg::transaction::{Failure, Hurry, Scope};
 use crate::sweep::{Advance, Step, Sweep, record_failure};
 use pgrx::datum::TimestampWithTimeZone;
@@ -26,10 +27,7 @@ pub struct Job {
 pub enum Turn {
     /// The sweep needs another turn after this wait.
     More(Box<Sweep>, Duration),
-    Ended {
-        /// Whether the sweep did all that it had to do.
-        is_complete: bool,
-    },
+    Ended(Swept),
     /// The next step may run user code or take long, so it needs a helper.
     NeedsHelper,
 }
@@ -62,7 +60,7 @@ impl Job {
 /// Sweeps for one slice. An aloof process neither runs user code nor waits for other sessions.
 pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
     let _hurry = is_aloof.then(Hurry::begin);
-    let interrupted = Turn::Ended { is_complete: false };
+    let interrupted = Turn::Ended(Swept::default());
     let mut sweep = match job.work {
         Work::Begun(sweep) => sweep,
         Work::Due(catalog, rule) => {
@@ -93,11 +91,13 @@ pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
             }
             Ok(Advance::Wait(wait)) => return Turn::More(sweep, wait),
             Ok(Advance::Ended(end)) => {
+                let is_complete = matches!(end, Step::Finished | Step::Enough);
+                let swept = Swept { version: sweep.rule.version, is_complete, read_heaps: sweep.read_heaps() };
                 finish(*sweep, &Ok(end));
                 if end == Step::NeedsHelper {
                     return Turn::NeedsHelper;
                 }
-                return Turn::Ended { is_complete: matches!(end, Step::Finished | Step::Enough) };
+                return Turn::Ended(swept);
             }
             Err(failure) => {
                 finish(*sweep, &Err(failure));

@@ -3,6 +3,7 @@
 use crate::sweep::with;
 use crate::worker::{database, server};
 use harness::Database;
+use std::time::{Duration, Instant};
 
 /// 200,000 rows, one a second, the last of them now; `place` of row `i` says where in this order it is.
 fn rows(place: &str) -> Database {
@@ -177,4 +178,61 @@ fn a_developer_can_choose_how_sweeps_go() {
         assert_eq!(db.get("SELECT count(*) FROM t WHERE at <= now() - interval '100010 seconds'"), "0");
         assert_eq!(db.get("SELECT count(*) >= 99990 FROM t"), "t");
     }
+}
+
+/// A table whose rows go by SQL, because of a trigger that `keeps` a row or none, in more batches than one.
+fn with_trigger(keeps: &str) -> Database {
+    with(&format!(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, n int DEFAULT 0);
+         INSERT INTO t SELECT i, now() - interval '2 days' + i * interval '1 second' FROM generate_series(1, 5000) i;
+         CREATE FUNCTION guard() RETURNS trigger LANGUAGE plpgsql AS
+             'BEGIN IF {keeps} THEN RETURN NULL; END IF; RETURN OLD; END';
+         CREATE TRIGGER guard BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION guard();
+         SELECT ttl_create_index('t', 'at', interval '1 day', 100)"
+    ))
+}
+
+#[test]
+fn a_row_that_another_session_holds_is_left_where_a_statement_finds_its_rows_itself() {
+    let mut db = with_trigger("false");
+    let mut other = db.session("postgres");
+    other.run("BEGIN; SELECT FROM t WHERE id = 2500 FOR UPDATE");
+    let started = Instant::now();
+    db.run("CALL ttl_sweep('t')");
+    assert!(started.elapsed() < Duration::from_secs(20), "nobody waits for the other session");
+    assert_eq!(db.get("SELECT array_agg(id) FROM t"), "{2500}");
+    assert_eq!(db.get("SELECT locked_rows, blocked_rows, last_error FROM ttl_summary"), "1|0|");
+    other.run("UPDATE t SET at = now(); COMMIT");
+    db.run("CALL ttl_sweep('t')");
+    assert_eq!(db.get("SELECT array_agg(id) FROM t"), "{2500}", "it lives now");
+    assert_eq!(db.get("SELECT sum(rows_removed) FROM ttl_history"), "4999");
+}
+
+#[test]
+fn a_row_that_a_trigger_keeps_keeps_no_other_where_a_statement_finds_its_rows_itself() {
+    let mut db = with_trigger("OLD.id = 2500");
+    db.run("CALL ttl_sweep('t')");
+    assert_eq!(db.get("SELECT array_agg(id) FROM t"), "{2500}");
+    assert_eq!(db.get("SELECT blocked_rows, state FROM ttl_summary"), "1|blocked");
+    assert_eq!(db.get("SELECT rows_removed FROM ttl_history"), "4999");
+}
+
+#[test]
+fn a_batch_takes_as_many_rows_as_fit_into_the_target_time() {
+    let mut db = with(
+        "CREATE TABLE t (id int, at timestamptz);
+         INSERT INTO t SELECT i, now() - interval '2 days' + i * interval '1 millisecond' FROM generate_series(1, 150000) i;
+         CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS
+             'BEGIN PERFORM pg_sleep(0.0005); RETURN OLD; END'",
+    );
+    db.run("SELECT ttl_create_index('t', 'at', interval '1 day')");
+    db.run("CALL ttl_sweep('t', 100000)");
+    let batches: i32 = db.get("SELECT batches FROM ttl_history").parse().expect("a number");
+    assert!(batches < 10, "{batches} batches: they grow while rows go fast");
+    db.run("CREATE TRIGGER dawdle BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION dawdle()");
+    db.run("CALL ttl_sweep('t', max_time => interval '3 seconds')");
+    let line = db.get("SELECT batches, rows_removed FROM ttl_history ORDER BY id DESC LIMIT 1");
+    let (batches, rows) = line.split_once('|').expect("two columns");
+    let (batches, rows): (i32, i32) = (batches.parse().expect("a number"), rows.parse().expect("a number"));
+    assert!(batches >= 6 && rows / batches < 500, "{batches} batches of {rows} rows that take half a millisecond each");
 }

@@ -3,6 +3,7 @@
 use crate::bad_input::refuses;
 use crate::worker::{EXPIRED, ROWS, database, server, worker_pid};
 use harness::Database;
+use std::time::{Duration, Instant};
 
 const REFILL: &str = "INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 10) i";
 
@@ -191,4 +192,29 @@ fn what_is_no_time_is_refused() {
             ("ttl_create_index('t', 'at', 60, run_window => '22:00-06:00 Nowhere/Land')", "22023"),
         ],
     );
+}
+
+#[test]
+fn a_rule_without_an_index_rests_for_longer_than_it_reads() {
+    let server = server(&[]);
+    let mut db = database(&server);
+    with_another_rule(&mut db);
+    // Reading takes two seconds.
+    db.run(
+        "TRUNCATE t; INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 100) i;
+         CREATE FUNCTION dawdle(int) RETURNS boolean LANGUAGE plpgsql STABLE AS
+             'BEGIN PERFORM pg_sleep(0.02); RETURN false; END'",
+    );
+    db.run("SELECT ttl_create_index('t', 'at', 60, index_method => 'none', filter => 'dawdle(id)')");
+    db.wait_for(
+        "SELECT hold, next_run > now() + interval '15 seconds' FROM ttl_summary WHERE table_name = 't'",
+        "index_method|t",
+    );
+    wait_for_a_pass(&mut db);
+    // A rule that is changed is another rule.
+    let started = Instant::now();
+    db.run("SELECT ttl_alter_index('t', 'at', reset => '{filter}')");
+    db.wait_for(ROWS, "0");
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    db.wait_for("SELECT hold FROM ttl_summary WHERE table_name = 't'", "");
 }

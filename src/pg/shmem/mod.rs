@@ -11,8 +11,8 @@ pub use demand::{
 };
 pub use progress::{Hold, Path, Progress, claim_building, end_builders_on, report, report_end, sweeps};
 pub use tasks::{
-    End, Task, add_task, begin_turn, doom, drop_tasks, end_task, end_turn, give_back_tasks, is_in_the_way, report_busy,
-    take_ended_tasks, take_task, tasks,
+    End, Swept, Task, add_task, begin_turn, doom, drop_tasks, end_task, end_turn, give_back_tasks, is_in_the_way,
+    report_busy, take_ended_tasks, take_task, tasks,
 };
 use tasks::{TASKS, orphan_tasks};
 

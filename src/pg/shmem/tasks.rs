@@ -3,6 +3,7 @@
 
 use super::{Role, SHMEM, SLOTS, Shared, Slot, is_preloaded, myself, set_latch, with_own_slot};
 use pgrx::pg_sys;
+use std::time::Duration;
 
 pub(super) const TASKS: usize = 512;
 /// The limit for one owner in one database, so that there is room for other owners.
@@ -20,10 +21,21 @@ enum State {
 /// How the sweep of a task ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The helper has recorded the result. `is_complete` tells whether it finished all the work.
-    Swept { is_complete: bool },
+    /// The helper has recorded the result.
+    Swept(Swept),
     /// The helper exited at this version of the rule; `was_doomed` if it was told to because it took too long.
     Lost { version: i64, was_doomed: bool },
+}
+
+/// A sweep that has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// The version of the rule.
+    pub version: i64,
+    /// Whether the sweep finished all the work.
+    pub is_complete: bool,
+    /// How long it read heaps for want of an index.
+    pub read_heaps: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -144,11 +156,11 @@ pub fn take_task() -> Option<i64> {
 }
 
 /// Tells the database worker that this helper is done with a rule.
-pub fn end_task(rule_id: i64, is_complete: bool) {
+pub fn end_task(rule_id: i64, swept: Swept) {
     let (pid, database) = myself();
     let mut shared = SHMEM.exclusive();
     for task in shared.tasks.iter_mut().filter(|task| task.pid == pid && task.rule_id == rule_id) {
-        task.state = State::Ended(End::Swept { is_complete });
+        task.state = State::Ended(End::Swept(swept));
     }
     let worker = super::worker_of(&shared, database);
     drop(shared);

@@ -90,12 +90,14 @@ impl Leaf {
         rule.marks() && self.shape.as_ref().is_some_and(|shape| shape.has_triggers() || !shape.is_plain())
     }
 
+    /// Whether removing rows here may change other tables.
+    pub fn may_cascade(&self) -> bool {
+        self.shape.as_ref().is_some_and(Shape::has_triggers)
+    }
+
     /// Fails if removing rows here would run triggers of tables that have another owner. Call it with this relation
     /// locked.
     pub fn check_cascades(&self, rule: &Rule) -> Result<(), TtlError> {
-        if !self.shape.as_ref().is_some_and(Shape::has_triggers) {
-            return Ok(());
-        }
         let change = rule.options.soft_delete_column.as_deref().map_or(Change::Delete, Change::Update);
         cascade::check(self.relid, rule.owner, change)
     }

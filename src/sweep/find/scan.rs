@@ -57,8 +57,9 @@ pub enum NextRows<'a> {
 #[derive(Debug)]
 pub struct Reached {
     pub seen: usize,
-    /// The last row, and its value.
-    pub last: Option<(Tid, Option<String>)>,
+    /// The last row by TID, or by value if the scan is in order.
+    pub last: Option<Tid>,
+    pub value: Option<String>,
 }
 
 /// TIDs of rows that had expired.
@@ -174,16 +175,14 @@ impl Scan {
 
     /// Continues behind the rows that a batch has found itself.
     pub fn go_on(&mut self, reached: Option<&Reached>, wanted: usize) {
-        let Some(Reached { seen, last }) = reached else { return };
+        let Some(Reached { seen, last, value }) = reached else { return };
         self.is_fruitful = *seen > 0;
         match (&mut self.position, last) {
             (Position::Ordered { .. }, _) if *seen < wanted => self.position = Position::Exhausted,
             // All rows with the last value were seen, unless there are too many: then they are searched for again.
-            (Position::Ordered { watermark }, Some((_, value))) if *seen < wanted + most_ties(wanted) => {
-                watermark.clone_from(value);
-            }
+            (Position::Ordered { watermark }, _) if *seen < wanted + most_ties(wanted) => watermark.clone_from(value),
             (Position::Ordered { .. }, _) => self.is_fruitful = false,
-            (Position::Blocks { next, after, .. }, Some((tid, _))) if *seen >= wanted => {
+            (Position::Blocks { next, after, .. }, Some(tid)) if *seen >= wanted => {
                 (*next, *after) = position(tid);
             }
             (Position::Blocks { next, end, .. }, _) => {

@@ -1,7 +1,7 @@
 //! The statements that search for expired rows.
 
 use crate::pg::planner::ENGINE_TAG;
-use crate::sweep::statement::Statements;
+use crate::sweep::statement::{Statements, Which};
 
 impl Statements {
     /// Selects the next TIDs in expiry order, with all that share the last value, so that the next harvest can start
@@ -20,11 +20,20 @@ impl Statements {
     /// Like [`Self::in_order`], but takes the value to start behind and the number of rows as parameters, so that one
     /// plan serves all batches.
     pub fn next_in_order(&self) -> String {
+        self.next("ctid, ")
+    }
+
+    /// Like [`Self::next_in_order`], but selects values alone, for which an index that is in memory is often enough.
+    pub fn next_values(&self) -> String {
+        self.next("")
+    }
+
+    fn next(&self, also: &str) -> String {
         let Self { leaf, compared, .. } = self;
-        let (conditions, type_name) = (self.conditions(), self.source.type_name());
         format!(
-            "{ENGINE_TAG}SELECT ctid, {compared} FROM ONLY {leaf} WHERE {conditions} AND {compared} > CAST($1 AS {type_name})
-             ORDER BY {compared} FETCH FIRST ($2) ROWS WITH TIES"
+            "{ENGINE_TAG}SELECT {also}{compared} FROM ONLY {leaf} WHERE {}
+             ORDER BY {compared} FETCH FIRST ($2) ROWS WITH TIES",
+            self.expired_of(Which::Beyond)
         )
     }
 

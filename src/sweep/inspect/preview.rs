@@ -8,14 +8,14 @@ use crate::index::{self, SHORT_HEAP};
 use crate::pg::names::Regclass;
 use crate::pg::transaction::subtransaction;
 use crate::pg::{identity, spi};
-use crate::rule::PartitionAction;
+use crate::rule::{IndexMethod, PartitionAction};
 use crate::sandbox::in_sandbox;
-use crate::sweep::batch_size;
 use crate::sweep::find::leaf::{self, Leaf};
 use crate::sweep::find::scan::{Care, Scan};
 use crate::sweep::find::{cutoff, scan};
 use crate::sweep::partition::Part;
 use crate::sweep::remove::is_about_rows;
+use crate::sweep::size::Size;
 use crate::sweep::statement::Statements;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 
@@ -36,6 +36,9 @@ impl Budget {
         Self { rows: share(100_000, 1_000).into(), blocks: share(SHORT_HEAP, 64), sampled: share(2_000, 64) }
     }
 }
+
+/// What a rule without an index has to expect: see `worker::schedule`.
+const SELDOM: &str = "there is no index: workers read the whole table, for at most a twentieth of the time";
 
 #[derive(Default)]
 pub struct Preview {
@@ -136,7 +139,7 @@ impl Preview {
         preview.blockers = blockers(rule, &leaf)?;
         let counted = subtransaction(|| {
             // The first rows tell the sweep, too, how to find the others.
-            scan.next(batch_size(rule), &leaf, Care::None)?;
+            scan.next(Size::of(rule).rows(), &leaf, Care::None)?;
             let mut counted = Self { plan: scan.path().name(), is_exact: true, ..Self::default() };
             counted.count(&statements, look, most)?;
             counted.compare(&statements, percent)?;
@@ -153,6 +156,9 @@ impl Preview {
         }
         preview.blockers.extend(rule.missing.iter().map(|missing| missing.message.clone()));
         preview.blockers.extend(leaf.kept_by);
+        if rule.options.index_method == IndexMethod::None && scan.is_long() {
+            preview.blockers.push(SELDOM.into());
+        }
         preview.relation = leaf.name;
         preview.duration = rate.map(|rate| Interval::from_micros((preview.rows as f64 / rate * 1e6) as i64));
         Ok(preview)

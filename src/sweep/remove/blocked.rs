@@ -11,7 +11,7 @@ use crate::pg::relation::tree;
 use crate::pg::transaction::Failure;
 use crate::sandbox::in_sandbox;
 use crate::sweep::find::scan::{Care, Harvest};
-use crate::sweep::{Sweep, Work, batch_size, harvest_size};
+use crate::sweep::{Sweep, Work};
 use pgrx::PgSqlErrorCode;
 
 /// Returns the blocked rows that a worker's sweep leaves alone, or `None` if it should try all rows.
@@ -37,11 +37,11 @@ impl Sweep {
     /// Searches for the next rows. If the filter or the expression fails on one, searches again with more care.
     pub(in crate::sweep) fn harvest(&mut self) -> Result<Option<Harvest>, Failure> {
         let care = if self.left.is_some() { Care::Blocks } else { Care::Rows };
-        let (rule, scope) = (&self.rule, self.scope);
-        let Some(Work { scan, leaf, is_careful, .. }) = &mut self.work else { return Ok(None) };
+        let (rule, scope, size) = (&self.rule, self.scope, &self.size);
+        let Some(work) = &mut self.work else { return Ok(None) };
         // If later batches find their rows themselves, one batch is enough here.
-        let goes_on = !*is_careful && !leaf.removal_runs_user_code(rule);
-        let wanted = if goes_on { batch_size(rule) } else { harvest_size(rule) };
+        let wanted = if work.is_quick(rule) { size.rows() } else { size.of_harvest() };
+        let Work { scan, leaf, .. } = work;
         let mut search = |care| {
             scope.attempt(|| {
                 in_sandbox(rule, || {

@@ -11,7 +11,7 @@ use crate::delivery::{self, Archive, Taken};
 use crate::error::TtlError;
 use crate::pg::plan::Tid;
 use crate::pg::transaction::{Failure, Scope};
-use crate::pg::{access, identity, login, spi};
+use crate::pg::{access, identity, login, process, spi};
 use crate::sandbox::{UnderWay, in_sandbox};
 use pgrx::PgSqlErrorCode;
 pub use remover::Remover;
@@ -32,6 +32,8 @@ pub struct Done {
     pub taken: Vec<Taken>,
     /// How far a batch that found its rows itself has got.
     pub reached: Option<Reached>,
+    /// Whether other sessions waited for the batch to end.
+    pub is_awaited: bool,
 }
 
 impl Done {
@@ -42,6 +44,7 @@ impl Done {
         self.blocked.extend(other.blocked);
         self.blocked_by = other.blocked_by.or(self.blocked_by.take());
         self.reached = other.reached.or(self.reached.take());
+        self.is_awaited |= other.is_awaited;
     }
 
     fn blocked(tid: Tid, failure: Failure) -> Self {
@@ -52,7 +55,7 @@ impl Done {
 /// How the rows of a batch or a part of it are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// The next rows are found and deleted in one visit: at most this many, plus those that share the last value.
+    /// The next rows are removed as they are found: at most this many, plus those that share the last value.
     AsFound(usize),
     Together,
     /// Each by itself; the removed rows are delivered together.
@@ -109,8 +112,8 @@ impl<'a> Batch<'a> {
         Ok(Step::Removed(self.done.removed))
     }
 
-    /// Finds and removes the next rows in one visit to each. If that fails on a row, the rest of the leaf is searched
-    /// first, with care.
+    /// Removes the next rows as they are found. If that fails, the rows of the rest of the leaf are found first, then
+    /// locked and removed.
     pub fn remove_next(&mut self, wanted: usize) -> Result<Step, Failure> {
         let result = self.attempt(&[], Way::AsFound(wanted));
         if self.fault_of_rows(&result).is_some() {
@@ -160,7 +163,9 @@ impl<'a> Batch<'a> {
         let Self { rule, catalog, work, is_at_rows, is_first, .. } = self;
         let Work { leaf, statements, remover, scan, owners_path, .. } = &mut **work;
         let rule = *rule;
-        in_sandbox(rule, || leaf.check_cascades(rule))?;
+        if leaf.may_cascade() {
+            in_sandbox(rule, || leaf.check_cascades(rule))?;
+        }
         // Deferred triggers would otherwise fire at commit, with the rights of the committing role. Those that the
         // caller has pending fire now, as the caller and under the caller's search path.
         let callers_path = access::search_path();
@@ -178,8 +183,9 @@ impl<'a> Batch<'a> {
                 Ok(done)
             };
             // The table's own lock is held: any further wait is for a cascade or a trigger, and blocks one row, not the
-            // sweep.
-            let remove = || identity::with_settings(&[(c"lock_timeout", c"100ms")], remove);
+            // sweep. Rows that are removed as they are found are not locked first, so they may be waited for, too.
+            let patience = if matches!(way, Way::AsFound(_)) { c"1ms" } else { c"100ms" };
+            let remove = || identity::with_settings(&[(c"lock_timeout", patience)], remove);
             match owners_path {
                 Some(path) => identity::with_users_path(path, remove),
                 None => remove(),
@@ -191,7 +197,7 @@ impl<'a> Batch<'a> {
             catalog.record_batch(rule.id, done.removed, *is_first)?;
             *is_first = false;
         }
-        Ok(done)
+        Ok(Done { is_awaited: process::is_awaited(), ..done })
     }
 }
 

@@ -25,8 +25,10 @@ pub struct Remover {
     look: Prepared,
     look_in_range: Prepared,
     next: Prepared,
+    next_values: Prepared,
     lock: Prepared,
     remove: Prepared,
+    remove_within: Prepared,
     delivers: bool,
     /// Whether a removal can be undone in its own statement, as a trigger can take a mark back.
     can_be_undone: bool,
@@ -49,6 +51,7 @@ impl Prepared {
             Which::Listed => Plan::for_rows(&self.sql),
             Which::Ranged => Plan::for_range(&self.sql),
             Which::Beyond => Plan::for_rows_beyond(&self.sql),
+            Which::Within => Plan::for_rows_within(&self.sql),
         })
     }
 }
@@ -61,22 +64,49 @@ impl Remover {
             look: Prepared::new(statements.look(Which::Listed), Which::Listed),
             look_in_range: Prepared::new(statements.look(Which::Ranged), Which::Ranged),
             next: Prepared::new(statements.next_in_order(), Which::Beyond),
+            next_values: Prepared::new(statements.next_values(), Which::Beyond),
             lock: Prepared::new(statements.lock(), Which::Listed),
-            remove: Prepared::new(statements.remove(), Which::Listed),
+            remove: Prepared::new(statements.remove(Which::Listed), Which::Listed),
+            remove_within: Prepared::new(statements.remove(Which::Within), Which::Within),
             delivers: statements.delivers(),
             can_be_undone: leaf.can_undo(rule),
         }
     }
 
-    /// Whether rows can be deleted from the heap as a search finds them.
-    pub fn can_remove_as_found(&self) -> bool {
-        self.plain.is_some()
+    /// Whether the next rows of a scan can be removed as they are found.
+    pub fn can_remove_as_found(&self, scan: &Scan) -> bool {
+        self.plain.is_some() || (scan.is_ordered() && !self.can_be_undone)
     }
 
-    /// Deletes the next rows of a scan as they are found: the row version that was judged is the one deleted. Rows that
-    /// the heap cannot delete at once are left to SQL statements.
+    /// Removes the next rows of a scan as they are found: from the heap, or by an SQL statement that finds them itself.
     pub fn remove_as_found(&self, scan: &Scan, wanted: usize) -> Done {
-        let (Some(relid), Some(next)) = (self.plain, scan.next_rows()) else { return Done::default() };
+        match (self.plain, scan.next_rows()) {
+            (Some(relid), Some(next)) => self.delete_as_found(relid, next, wanted),
+            (None, Some(NextRows::Beyond(value))) => self.remove_beyond(value, wanted),
+            _ => Done::default(),
+        }
+    }
+
+    /// Removes the next rows by one statement that does not lock them first. Fails if it does not remove just the rows
+    /// that were there a moment ago, whatever the reason: finding that out takes locks.
+    fn remove_beyond(&self, value: &str, wanted: usize) -> Done {
+        let most = wanted + most_ties(wanted);
+        let (found, last) = self.next_values.plan().count(Rows::Beyond(value, wanted as i64));
+        let mut done = Done::default();
+        // If too many rows share a value, they are searched for again.
+        if let Some(last) = last.as_deref().filter(|_| found < most) {
+            let (removed, taken) = self.take(&self.remove_within, Rows::Within(value, last));
+            if removed != found {
+                kept().raise();
+            }
+            done = Done { removed: removed as i64, taken, ..done };
+        }
+        Done { reached: Some(Reached { seen: found.min(most), last: None, value: last }), ..done }
+    }
+
+    /// Deletes the next rows from the heap: the row version that was judged is the one deleted. Rows that the heap
+    /// cannot delete at once are left to SQL statements.
+    fn delete_as_found(&self, relid: Oid, next: NextRows<'_>, wanted: usize) -> Done {
         let deleted = match &next {
             NextRows::Beyond(value) => {
                 let rows = Rows::Beyond(value, wanted as i64);
@@ -87,7 +117,7 @@ impl Remover {
             }
         };
         let mut done = Done { removed: deleted.tids.len() as i64, ..Done::default() };
-        let reached = Reached { seen: deleted.seen(), last: deleted.last };
+        let reached = Reached { seen: deleted.seen(), last: deleted.last, value: deleted.value };
         // If too many rows share a value, they are searched for again.
         let will_come_again = matches!(next, NextRows::Beyond(_)) && reached.seen == wanted + most_ties(wanted);
         if !deleted.left.is_empty() && !will_come_again {
@@ -145,7 +175,7 @@ impl Remover {
             removed = removed.min(most);
         }
         let blocked_by = (!blocked.is_empty()).then(kept);
-        Done { removed: removed as i64, locked, blocked, blocked_by, taken, reached: None }
+        Done { removed: removed as i64, locked, blocked, blocked_by, taken, ..Done::default() }
     }
 
     /// Removes rows with one of the statements, and returns their number and what to deliver.

@@ -11,18 +11,16 @@ impl Statements {
         let known = known.map_or_else(String::new, |known| format!(" UNION ALL SELECT {}", self.literal(known)));
         format!(
             "{ENGINE_TAG}SELECT value::text FROM (
-                 SELECT {compared} FROM ONLY {leaf} WHERE {} AND ({}) IS TRUE{known}) AS found (value)
+                 SELECT {compared} FROM ONLY {leaf} WHERE ctid = ANY ($1) AND ({}) IS TRUE{known}) AS found (value)
              ORDER BY value DESC LIMIT 1",
-            Which::Listed.condition(),
             expired[0]
         )
     }
 
-    /// Removes rows that are already locked, if they are still expired. If rows are delivered, the same query also
-    /// moves them into the archive; it returns one row with the numbers of rows removed and archived, the rows, and
-    /// their range.
-    pub fn remove(&self) -> String {
-        let removal = format!("{} WHERE {} AND {}", self.action, Which::Listed.condition(), self.has_expired());
+    /// Removes rows, if they are still expired. If rows are delivered, the same query also moves them into the archive;
+    /// it returns one row with the numbers of rows removed and archived, the rows, and their range.
+    pub fn remove(&self, which: Which) -> String {
+        let removal = format!("{} WHERE {}", self.action, self.expired_of(which));
         let Some(delivery) = &self.delivery else { return format!("{ENGINE_TAG}{removal}") };
         let archived = delivery.archive.as_ref().map_or_else(String::new, |(archive, columns)| {
             let columns = columns.join(", ");
