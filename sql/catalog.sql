@@ -80,6 +80,8 @@ CREATE TABLE ttl_index_table (
     skipped_parts              text,
     -- Counts changes to the definition, so that a running sweep notices one.
     version                    bigint NOT NULL DEFAULT 0,
+    -- Makes the version part of the key: who has locked that keeps others from changing the rule, but not from counting.
+    UNIQUE (id, version),
     -- Includes the table, because any user may insert rules on their own tables, with any value of purges.
     UNIQUE (purges, schema_name, table_name),
     CHECK ((expression_columns IS NULL) = (expression_type IS NULL)),

@@ -93,6 +93,8 @@ CREATE TABLE ttl_index_table (
     skipped_parts              text,
     -- Counts changes to the definition, so that a running sweep notices one.
     version                    bigint NOT NULL DEFAULT 0,
+    -- Makes the version part of the key: who has locked that keeps others from changing the rule, but not from counting.
+    UNIQUE (id, version),
     -- Includes the table, because any user may insert rules on their own tables, with any value of purges.
     UNIQUE (purges, schema_name, table_name),
     CHECK ((expression_columns IS NULL) = (expression_type IS NULL)),
@@ -236,11 +238,11 @@ CREATE TABLE ttl_recovery (
     id bigint PRIMARY KEY
 );
 
-CREATE FUNCTION ttl_touch_row() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_touch_row';
-CREATE FUNCTION ttl_free_key() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_free_key';
-
 CREATE PROCEDURE ttl_sweep(table_name regclass DEFAULT NULL, max_rows bigint DEFAULT NULL, max_time interval DEFAULT NULL)
     LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_sweep_wrapper';
+
+CREATE FUNCTION ttl_touch_row() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_touch_row';
+CREATE FUNCTION ttl_free_key() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_free_key';
 
 -- pg_ttl_index::api::follow::ttl_adopt
 CREATE  FUNCTION "ttl_adopt"() RETURNS VOID /* Result < (), ErrorReport > */
@@ -608,7 +610,8 @@ CREATE  FUNCTION "ttl_progress_slots"() RETURNS TABLE (
 	"started_at" timestamp with time zone,  /* Option < TimestampWithTimeZone > */
 	"hold" TEXT,  /* Option < & '_ str > */
 	"plan" TEXT,  /* Option < & '_ str > */
-	"is_building" bool  /* bool */
+	"is_building" bool,  /* bool */
+	"workers" INT  /* i32 */
 )
 STRICT
 LANGUAGE c /* Rust */
@@ -661,7 +664,8 @@ CREATE FUNCTION ttl_progress() RETURNS TABLE (
     started_at timestamptz,
     relation regclass,
     hold text,
-    plan text
+    plan text,
+    workers integer
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
@@ -669,7 +673,7 @@ BEGIN ATOMIC
            CASE WHEN s.is_building THEN 'building' WHEN s.hold IS NOT NULL THEN 'waiting' WHEN s.batches = 0 THEN 'looking' ELSE 'removing' END,
            s.rows_removed, s.estimated_rows, s.batches,
            s.rows_removed / nullif(extract(epoch FROM clock_timestamp() - s.started_at), 0)::double precision,
-           s.started_at, s.relid::regclass, s.hold, s.plan
+           s.started_at, s.relid::regclass, s.hold, s.plan, s.workers
     FROM @extschema@.ttl_progress_slots() s JOIN @extschema@.ttl_index_table t ON t.id = s.rule_id
     ;
 END;

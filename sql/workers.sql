@@ -40,7 +40,8 @@ CREATE FUNCTION ttl_progress() RETURNS TABLE (
     started_at timestamptz,
     relation regclass,
     hold text,
-    plan text
+    plan text,
+    workers integer
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
@@ -48,7 +49,7 @@ BEGIN ATOMIC
            CASE WHEN s.is_building THEN 'building' WHEN s.hold IS NOT NULL THEN 'waiting' WHEN s.batches = 0 THEN 'looking' ELSE 'removing' END,
            s.rows_removed, s.estimated_rows, s.batches,
            s.rows_removed / nullif(extract(epoch FROM clock_timestamp() - s.started_at), 0)::double precision,
-           s.started_at, s.relid::regclass, s.hold, s.plan
+           s.started_at, s.relid::regclass, s.hold, s.plan, s.workers
     FROM @extschema@.ttl_progress_slots() s JOIN @extschema@.ttl_index_table t ON t.id = s.rule_id
     ;
 END;

@@ -115,6 +115,7 @@ pub fn ttl_progress_slots() -> Result<
             name!(hold, Option<&'static str>),
             name!(plan, Option<&'static str>),
             name!(is_building, bool),
+            name!(workers, i32),
         ),
     >,
     ErrorReport,
@@ -137,6 +138,7 @@ pub fn ttl_progress_slots() -> Result<
             progress.hold.map(Hold::name),
             progress.path.map(Path::name),
             progress.is_building,
+            progress.workers,
         )
     });
     Ok(TableIterator::new(rows))

@@ -32,8 +32,11 @@ impl Catalog {
     /// Makes the current transaction the only sweeper of a rule until it ends, unless another session sweeps the rule
     /// or the rule has changed since it was loaded. Meanwhile no session can change the rule: a change that has
     /// committed is never followed by removals under the old definition. Does not wait for locks.
-    pub fn claim(&self, rule: &Rule) -> Result<Claim, TtlError> {
-        if !access::try_advisory_lock(ADVISORY_LOCK_CLASS, rule.id) {
+    ///
+    /// Processes with shares of one sweep claim the rule together. They lock the key of its row, which includes the
+    /// version: that keeps everybody from changing the rule, and nobody from counting rows.
+    pub fn claim(&self, rule: &Rule, is_shared: bool) -> Result<Claim, TtlError> {
+        if !access::try_advisory_lock(ADVISORY_LOCK_CLASS, rule.id, is_shared) {
             return Ok(Claim::Busy);
         }
         // Rebind, once, a rule that was bound under another major version.
@@ -41,7 +44,8 @@ impl Catalog {
             self.bind(rule.id, Binding::Upgraded)?;
             return Ok(Claim::Changed);
         }
-        if self.is_unchanged(rule, "FOR NO KEY UPDATE OF t SKIP LOCKED")? {
+        let lock = if is_shared { "FOR KEY SHARE OF t SKIP LOCKED" } else { "FOR NO KEY UPDATE OF t SKIP LOCKED" };
+        if self.is_unchanged(rule, lock)? {
             self.check_meaning(rule)?;
             return Ok(Claim::Held);
         }

@@ -207,8 +207,8 @@ pub fn base_type_and_modifier(type_oid: pg_sys::Oid, mut modifier: i32) -> (pg_s
     (unsafe { pg_sys::getBaseTypeAndTypmod(type_oid, &mut modifier) }, modifier)
 }
 
-/// Takes a transaction-level advisory lock if it is free. Users cannot take locks of this kind.
-pub fn try_advisory_lock(class: u32, id: i64) -> bool {
+/// Takes a transaction-level advisory lock if it is free, alone or with others. Users cannot take locks of this kind.
+pub fn try_advisory_lock(class: u32, id: i64, is_shared: bool) -> bool {
     // SAFETY: a lock tag like those of pg_advisory_lock, which have 1 or 2 as their last field.
     unsafe {
         let tag = pg_sys::LOCKTAG {
@@ -219,8 +219,9 @@ pub fn try_advisory_lock(class: u32, id: i64) -> bool {
             locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
             locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
         };
-        let mode = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
-        pg_sys::LockAcquire(&tag, mode, false, true) != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+        let mode = if is_shared { pg_sys::ShareLock } else { pg_sys::ExclusiveLock };
+        pg_sys::LockAcquire(&tag, mode as pg_sys::LOCKMODE, false, true)
+            != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
     }
 }
 

@@ -6,6 +6,9 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::datum::datetime_support::clock_timestamp;
 use std::time::Duration;
 
+/// How long to wait before asking again whether other processes have swept their shares.
+const SHARES_END: Duration = Duration::from_millis(20);
+
 /// The result of an attempt to continue a sweep.
 pub enum Advance {
     Went,
@@ -28,6 +31,7 @@ impl Sweep {
         }
         match self.step(usize::try_from(most).unwrap_or(usize::MAX))? {
             Step::Removed(_) => Ok(Advance::Went),
+            Step::Waiting => Ok(Advance::Wait(SHARES_END)),
             end => Ok(Advance::Ended(end)),
         }
     }

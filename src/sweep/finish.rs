@@ -11,6 +11,12 @@ impl Sweep {
     /// Records how the sweep ended, if there is anything to record.
     pub fn finish(self, end: &Result<Step, Failure>) -> Result<(), Failure> {
         shmem::report_end(self.rule.id);
+        if self.gave_away {
+            shmem::leave_shares(self.rule.id);
+        }
+        if self.is_share {
+            return Ok(());
+        }
         let complete = *end == Ok(Step::Finished);
         let skipped: Vec<_> =
             self.leaves.skipped.iter().map(|(leaf, reason)| format!("{} {reason}", leaf.name)).collect();

@@ -10,6 +10,7 @@ pub mod inspect;
 pub mod manual;
 mod partition;
 mod remove;
+mod share;
 mod size;
 mod statement;
 pub mod throttle;
@@ -19,7 +20,7 @@ use crate::delivery::{self, Archive};
 use crate::error::TtlError;
 use crate::pg::plan::Tid;
 use crate::pg::process;
-use crate::pg::shmem::{self, Hold, Path, Progress};
+use crate::pg::shmem::{self, Hold, Path, Progress, Share};
 use crate::pg::transaction::{Failure, Scope};
 use crate::rule::IndexMethod;
 use crate::sandbox::in_sandbox;
@@ -36,6 +37,7 @@ use size::Size;
 use statement::Statements;
 use std::collections::VecDeque;
 use std::ffi::CString;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 use throttle::Throttle;
 
@@ -77,6 +79,8 @@ pub enum Step {
     Busy,
     /// The sweep has reached the rule's row limit; the next sweep continues.
     Enough,
+    /// Other processes are still sweeping their shares.
+    Waiting,
     /// The next step may run user code, or takes time that other rules would have to wait, and this sweep may do
     /// neither.
     NeedsHelper,
@@ -104,6 +108,13 @@ pub struct Sweep {
     deferred_failure: Option<Failure>,
     /// Whether this sweep ends before user code would run.
     is_aloof: bool,
+    /// The only blocks to sweep in the next leaf.
+    range: Option<Range<u32>>,
+    /// Whether this is the sweep of a share, which another process records.
+    is_share: bool,
+    /// Whether other processes have shares of this sweep, and the shares that have come back.
+    gave_away: bool,
+    returned: Vec<Share>,
 }
 
 /// The leaf that is being swept.
@@ -190,6 +201,10 @@ impl Sweep {
                     is_ordered: false,
                     deferred_failure: None,
                     is_aloof,
+                    range: None,
+                    is_share: false,
+                    gave_away: false,
+                    returned: Vec::new(),
                 }))
             }
             Err(failure) if failure.needs_time => Err(failure),
@@ -246,13 +261,18 @@ impl Sweep {
                 if let Some(part) = self.leaves.whole.pop_front() {
                     return self.remove_part(part);
                 }
-                let Some(leaf) = self.leaves.sweepable.pop_front() else {
+                if self.leaves.sweepable.is_empty() && self.awaits_shares()? {
+                    return Ok(Step::Waiting);
+                }
+                let next = self.leaves.sweepable.pop_front();
+                let Some(leaf) = next.map_or_else(|| self.next_returned(), |leaf| Ok(Some(leaf)))? else {
                     return self.deferred_failure.take().map_or(Ok(Step::Finished), Err);
                 };
                 let after = blocked::value(&self.rule, self.left.as_ref().and_then(|left| left.up_to.as_deref()));
                 match self.scope.attempt(|| begin_leaf(&self.rule, &self.cutoff, leaf, after, self.is_aloof))? {
                     Begun::Work(work) if self.awaits_index(&work.scan) => {}
-                    Begun::Work(work) => {
+                    Begun::Work(mut work) => {
+                        work.scan.restrict(self.range.take(), self.can_share(&work.leaf));
                         self.is_ordered = work.scan.is_ordered() && !self.rule.has_children;
                         self.work = Some(*work);
                     }
@@ -332,6 +352,7 @@ impl Sweep {
             estimate: self.tally.estimate,
             started_at: self.started_at.into(),
             path: self.work.as_ref().map(|work| work.scan.path()),
+            is_share: self.is_share,
             hold,
             ..Progress::default()
         });
@@ -347,7 +368,9 @@ impl Sweep {
         let size = self.size.rows().min(Throttle::batch_limit(&self.rule)).min(limit);
         let started = Instant::now();
         let tids: Vec<Tid> = work.found.drain(..size.min(work.found.len())).collect();
-        let mut batch = Batch::new(&self.rule, &self.catalog, self.scope, work, self.tally.batches == 0);
+        let is_shared = self.is_share || self.gave_away;
+        let is_first = self.tally.batches == 0 && !self.is_share;
+        let mut batch = Batch::new(&self.rule, &self.catalog, self.scope, work, is_first, is_shared);
         let result = if tids.is_empty() { batch.remove_next(size) } else { batch.remove(&tids) };
         let done = batch.done;
         self.size.learn(done.removed.unsigned_abs() as usize, started.elapsed(), done.is_awaited);

@@ -164,7 +164,7 @@ impl Part {
         if !is_there {
             return Ok(Decision::End(Step::Outdated));
         }
-        match catalog.claim(rule)? {
+        match catalog.claim(rule, false)? {
             Claim::Held => {}
             Claim::Busy => return Ok(Decision::End(Step::Busy)),
             Claim::Changed => return Ok(Decision::End(Step::Outdated)),

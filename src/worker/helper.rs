@@ -1,11 +1,12 @@
 //! A helper: sweeps rules of one owner that may run that owner's code or that have a backlog.
 
-use super::turn::{Job, Turn, Work, report_broken, take_turn};
+use super::turn::{Job, Turn, Work, finish, report_broken, take_turn};
 use super::{TURN, start};
 use crate::guc;
 use crate::pg::entry::worker_main;
 use crate::pg::process;
-use crate::pg::shmem::{self, Role, Swept};
+use crate::pg::shmem::{self, Gain, Role, Share, Swept};
+use crate::sweep::{Advance, Step, Sweep};
 use pgrx::bgworkers::DynamicBackgroundWorker;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
@@ -56,6 +57,13 @@ fn help(owner: u32, queue: &mut VecDeque<Job>) {
                 None => shmem::end_task(rule_id, Swept::default()),
             }
         }
+        if queue.is_empty()
+            && let Some(share) = shmem::take_share()
+        {
+            shmem::end_share(share, sweep_share(share, owner));
+            busy_at = Instant::now();
+            continue;
+        }
         let Some(job) = next(queue) else {
             let is_over = busy_at.elapsed() >= LINGER || started.elapsed() >= LIFE || shmem::somebody_waits();
             if queue.is_empty() && is_over || shmem::is_in_the_way(most()) || is_turn_over() {
@@ -92,6 +100,29 @@ fn load(rule_id: i64, owner: u32) -> Option<Job> {
             None
         }
     }
+}
+
+/// Sweeps a share to its end, unless other owners need the process. Returns what was done, if nothing is left of it.
+fn sweep_share(share: Share, owner: u32) -> Option<Gain> {
+    let Job { work: Work::Due(catalog, rule), closes_at, .. } = load(share.rule_id, owner)? else { return None };
+    process::report_activity(Some(&format!("sweeping blocks {} to {} of {rule}", share.from, share.to)));
+    let mut sweep = Sweep::begin_share(&catalog, *rule, &share).ok()??;
+    let end = loop {
+        process::reload_configuration();
+        if !guc::enabled() || shmem::is_in_the_way(most()) {
+            break Ok(Step::Outdated);
+        }
+        match sweep.advance(i64::MAX, closes_at) {
+            Ok(Advance::Went) if guc::batch_delay().is_zero() => {}
+            Ok(Advance::Went) => process::idle(guc::batch_delay()),
+            Ok(Advance::Wait(wait)) => process::idle(wait),
+            Ok(Advance::Ended(end)) => break Ok(end),
+            Err(failure) => break Err(failure),
+        }
+    };
+    let gain = sweep.gain(&end);
+    finish(sweep, &end);
+    gain
 }
 
 /// Gives a job its turn, and queues it again behind the others if it has not ended.

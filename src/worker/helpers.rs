@@ -98,7 +98,21 @@ impl Helpers {
             |rule_id| tasks.iter().any(|task| task.rule_id == rule_id) || backlog.iter().any(|(id, _)| *id == rule_id);
         self.begun.retain(|rule_id, _| is_known(*rule_id));
         self.start_for(&tasks);
+        self.start_for_shares();
         returned
+    }
+
+    /// Starts a helper for shares of large tables that nobody has taken, if there is room.
+    fn start_for_shares(&mut self) {
+        for owner in shmem::owners_of_shares() {
+            if self.have_room()
+                && !self.coming().contains(&owner)
+                && shmem::is_next(process::current_database())
+                && let Some(helper) = helper::start(owner)
+            {
+                self.started.push((owner, helper));
+            }
+        }
     }
 
     /// Terminates all helpers at once, whatever they are doing.

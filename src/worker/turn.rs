@@ -105,6 +105,7 @@ pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
             }
         }
     }
+    sweep.share();
     Turn::More(sweep, Duration::ZERO)
 }
 

@@ -41,6 +41,7 @@ mod scans;
 mod schedule;
 mod search_path;
 mod settings;
+mod shares;
 mod slots;
 mod sources;
 mod sweep;

@@ -2,6 +2,7 @@
 
 mod demand;
 mod progress;
+mod shares;
 mod tasks;
 
 use demand::{DATABASES, Demand};
@@ -10,11 +11,15 @@ pub use demand::{
     report_leave, somebody_waits, take_leaves, tell_once, wait_for_process, waits, wake, wanted, worker_begins,
 };
 pub use progress::{Hold, Path, Progress, claim_building, end_builders_on, report, report_end, sweeps};
+pub use shares::{
+    Gain, Given, Share, collect_shares, end_share, leave_shares, offer_share, owners_of_shares, take_share,
+};
+use shares::{Offer, SHARES, orphan_shares};
 pub use tasks::{
     End, Swept, Task, add_task, begin_turn, doom, drop_tasks, end_task, end_turn, give_back_tasks, is_in_the_way,
     report_busy, take_ended_tasks, take_task, tasks,
 };
-use tasks::{TASKS, orphan_tasks};
+use tasks::{TASKS, orphan_tasks, own_owner};
 
 use once_cell::sync::OnceCell;
 use pgrx::pg_sys::{self, Oid};
@@ -83,6 +88,7 @@ struct Shared {
     dues: [Due; DUES],
     demands: [Demand; DATABASES],
     tasks: [Task; TASKS],
+    shares: [Offer; SHARES],
 }
 
 impl Default for Shared {
@@ -96,6 +102,7 @@ impl Default for Shared {
             dues: [Due::default(); DUES],
             demands: [Demand::default(); DATABASES],
             tasks: [Task::default(); TASKS],
+            shares: [Offer::default(); SHARES],
         }
     }
 }
@@ -170,6 +177,7 @@ unsafe extern "C-unwind" fn leave(_code: i32, _argument: pg_sys::Datum) {
             continue;
         }
         shared.slots[place] = Slot::default();
+        orphan_shares(&mut shared, &slot);
         match slot.role {
             Role::Database => {
                 demand::worker_leaves(&mut shared, &slot);

@@ -64,6 +64,10 @@ pub struct Progress {
     pub path: Option<Path>,
     /// Whether this is an index build and not a sweep.
     pub is_building: bool,
+    /// Whether this is a share of a sweep that another process leads.
+    pub is_share: bool,
+    /// How many processes take part in the sweep.
+    pub workers: i32,
 }
 
 /// Publishes the progress of a sweep of this process, if there is room.
@@ -122,10 +126,44 @@ pub fn report_end(rule_id: i64) {
     }
 }
 
-/// The running sweeps and index builds.
+/// The running sweeps and index builds. Shares are added to the sweep that they belong to.
 pub fn sweeps() -> Vec<Progress> {
     if !is_preloaded() {
         return Vec::new();
     }
-    SHMEM.share().sweeps.iter().filter(|sweep| sweep.pid != 0).copied().collect()
+    with_shares(SHMEM.share().sweeps.iter().filter(|sweep| sweep.pid != 0).copied())
+}
+
+fn with_shares(all: impl Iterator<Item = Progress>) -> Vec<Progress> {
+    let (shares, mut sweeps): (Vec<_>, Vec<_>) =
+        all.map(|sweep| Progress { workers: 1, ..sweep }).partition(|sweep| sweep.is_share);
+    for share in shares {
+        let is_leader = |sweep: &&mut Progress| {
+            (sweep.database, sweep.rule_id, sweep.is_building) == (share.database, share.rule_id, false)
+        };
+        match sweeps.iter_mut().find(is_leader) {
+            Some(leader) => {
+                leader.rows += share.rows;
+                leader.batches += share.batches;
+                leader.workers += 1;
+            }
+            // Its leader has gone.
+            None => sweeps.push(share),
+        }
+    }
+    sweeps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_count_for_the_sweep_they_belong_to() {
+        let sweep = |pid, rule_id, is_share| Progress { pid, rule_id, rows: 10, is_share, ..Progress::default() };
+        let all = [sweep(1, 7, true), sweep(2, 7, false), sweep(3, 8, false), sweep(4, 9, true)];
+        let shown = with_shares(all.into_iter());
+        let shown: Vec<_> = shown.iter().map(|sweep| (sweep.pid, sweep.rows, sweep.workers)).collect();
+        assert_eq!(shown, [(2, 20, 2), (3, 10, 1), (4, 10, 1)]);
+    }
 }

@@ -136,7 +136,7 @@ pub(super) fn orphan_tasks(shared: &mut Shared, slot: &Slot) {
 }
 
 /// The owner whose rules this process sweeps, if it is a helper.
-fn own_owner(shared: &Shared) -> Option<u32> {
+pub(super) fn own_owner(shared: &Shared) -> Option<u32> {
     let (pid, _) = myself();
     shared.slots.iter().find(|slot| slot.pid == pid).and_then(|slot| match slot.role {
         Role::Helper { owner } => Some(owner),

@@ -30,6 +30,11 @@ pub fn most_ties(wanted: usize) -> usize {
 /// leave the index.
 const SCATTERED: f64 = 1.5;
 
+/// How many expired rows are worth several processes, and how many there must be in a block, beside those of a block
+/// that an index leads to.
+const LARGE: i64 = 1_000_000;
+const SHAREABLE: f64 = 0.3;
+
 /// The most blocks that one query reads, so that a cancel or a change of settings never waits long.
 const MOST_BLOCKS: u32 = 16_384;
 
@@ -44,6 +49,8 @@ pub struct Scan {
     keeps_order: bool,
     /// Whether the last search found rows, so that there are probably more.
     is_fruitful: bool,
+    /// Whether other processes may sweep some of the blocks.
+    can_share: bool,
 }
 
 /// The rows that a batch looks at next if it finds its rows itself.
@@ -127,7 +134,39 @@ impl Scan {
             (Path::Blocks, Position::whole_heap(leaf)?)
         };
         let keeps_order = rule.options.max_rows_per_run.is_some() || guc::debug_scan() == DebugScan::Index;
-        Ok(Self { statements, path, unpruned, position, is_estimated: false, keeps_order, is_fruitful: false })
+        Ok(Self {
+            statements,
+            path,
+            unpruned,
+            position,
+            is_estimated: false,
+            keeps_order,
+            is_fruitful: false,
+            can_share: false,
+        })
+    }
+
+    /// Restricts the scan to some blocks, if any are given, and says whether other processes may sweep some of them.
+    pub fn restrict(&mut self, range: Option<Range<u32>>, can_share: bool) {
+        self.can_share = can_share;
+        if let Some(range) = range {
+            (self.path, self.unpruned) = (Path::Blocks, None);
+            self.position = Position::in_ranges(std::iter::once(range));
+        }
+    }
+
+    /// Returns the second half of the blocks that are left, if it has at least this many.
+    pub fn half(&self, least: u32) -> Option<Range<u32>> {
+        let Position::Blocks { next, end, later, .. } = &self.position else { return None };
+        let middle = next + (end - next).div_ceil(2);
+        (later.is_empty() && end - middle >= least).then_some(middle..*end)
+    }
+
+    /// Ends the scan before this block.
+    pub fn end_at(&mut self, block: u32) {
+        if let Position::Blocks { end, .. } = &mut self.position {
+            *end = block;
+        }
     }
 
     /// Returns what a BRIN index has left over, once the scan has gone through all of it.
@@ -237,7 +276,9 @@ impl Scan {
         let blocks = blocks(leaf)?;
         let (by_index, by_blocks) =
             (harvest.tids.len() as f64 / visited as f64, harvest.estimate as f64 / f64::from(blocks));
-        if by_blocks > SCATTERED * by_index {
+        // By blocks, several processes can sweep at once. They read the live rows, too, so that these must not be many.
+        let is_worth_sharing = self.can_share && harvest.estimate >= LARGE && by_blocks > SHAREABLE * by_index;
+        if by_blocks > SCATTERED * by_index || is_worth_sharing {
             (self.path, self.position) = (Path::Blocks, Position::whole_heap(leaf)?);
         }
         Ok(())

@@ -72,6 +72,8 @@ pub struct Batch<'a> {
     work: &'a mut Work,
     /// Whether nothing of this sweep has been recorded yet.
     is_first: bool,
+    /// Whether other processes sweep shares of the same sweep.
+    is_shared: bool,
     /// Whether an attempt holds all its locks and works on the rows: a failure then is about the rows.
     is_at_rows: bool,
     /// What the batch has done so far, even if it fails in the end.
@@ -79,8 +81,15 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    pub fn new(rule: &'a Rule, catalog: &'a Catalog, scope: Scope, work: &'a mut Work, is_first: bool) -> Self {
-        Self { rule, catalog, scope, work, is_first, is_at_rows: false, done: Done::default() }
+    pub fn new(
+        rule: &'a Rule,
+        catalog: &'a Catalog,
+        scope: Scope,
+        work: &'a mut Work,
+        is_first: bool,
+        is_shared: bool,
+    ) -> Self {
+        Self { rule, catalog, scope, work, is_first, is_shared, is_at_rows: false, done: Done::default() }
     }
 
     /// Removes the rows at these TIDs, in as many attempts as it takes.
@@ -152,7 +161,7 @@ impl<'a> Batch<'a> {
         if !in_sandbox(self.rule, is_unchanged)? {
             return Ok(Some(Step::Outdated));
         }
-        Ok(match self.catalog.claim(self.rule)? {
+        Ok(match self.catalog.claim(self.rule, self.is_shared)? {
             Claim::Held => None,
             Claim::Busy => Some(Step::Busy),
             Claim::Changed => Some(Step::Outdated),

@@ -1,0 +1,169 @@
+//! Parts of a large heap that other processes sweep for the process that sweeps a rule, its leader.
+
+use super::{Role, SHMEM, Shared, Slot, is_preloaded, myself, own_owner, set_latch, worker_of};
+
+pub(super) const SHARES: usize = 64;
+
+/// A range of blocks, `to` excluded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Share {
+    pub rule_id: i64,
+    pub version: i64,
+    pub relid: u32,
+    pub from: u32,
+    pub to: u32,
+}
+
+/// What the sweep of a share has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gain {
+    pub rows: i64,
+    pub batches: i64,
+    pub locked: i64,
+    pub wal_bytes: i64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Free,
+    Waiting,
+    Taken,
+    /// Without a gain, the leader has to sweep the share itself.
+    Ended(Option<Gain>),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Offer {
+    share: Share,
+    database: u32,
+    owner: u32,
+    /// 0 if it has gone.
+    leader: i32,
+    taker: i32,
+    state: State,
+}
+
+impl Offer {
+    fn is_of(&self, (pid, database): (i32, u32), rule_id: i64) -> bool {
+        (self.leader, self.database, self.share.rule_id) == (pid, database, rule_id) && self.state != State::Free
+    }
+}
+
+/// Offers a share to the helpers of an owner. Returns `false` if there is no room, if an earlier offer of this process
+/// waits, or if there are already `most` processes at work in this database.
+pub fn offer_share(owner: u32, share: Share, most: usize) -> bool {
+    if !is_preloaded() {
+        return false;
+    }
+    let (pid, database) = myself();
+    let mut shared = SHMEM.exclusive();
+    let is_at_work = |slot: &&Slot| {
+        slot.pid != 0 && slot.database == database && matches!(slot.role, Role::Database | Role::Helper { .. })
+    };
+    let waits =
+        shared.shares.iter().any(|offer| offer.is_of((pid, database), share.rule_id) && offer.state == State::Waiting);
+    if waits || shared.slots.iter().filter(is_at_work).count() >= most {
+        return false;
+    }
+    let Some(free) = shared.shares.iter_mut().find(|offer| offer.state == State::Free) else { return false };
+    *free = Offer { share, database, owner, leader: pid, taker: 0, state: State::Waiting };
+    let is_helper = |slot: &&Slot| slot.pid != 0 && slot.database == database && slot.role == Role::Helper { owner };
+    let mut wanted: Vec<i32> = shared.slots.iter().filter(is_helper).map(|slot| slot.pid).collect();
+    wanted.push(worker_of(&shared, database));
+    drop(shared);
+    wanted.into_iter().for_each(set_latch);
+    true
+}
+
+/// Returns the owners whose shares wait for a helper in this database.
+pub fn owners_of_shares() -> Vec<u32> {
+    let (_, database) = myself();
+    let waits = |offer: &&Offer| offer.database == database && offer.state == State::Waiting;
+    SHMEM.share().shares.iter().filter(waits).map(|offer| offer.owner).collect()
+}
+
+/// Takes a share that waits for a helper of this one's owner.
+pub fn take_share() -> Option<Share> {
+    let (pid, database) = myself();
+    let mut shared = SHMEM.exclusive();
+    let owner = own_owner(&shared)?;
+    let is_for_us =
+        |offer: &&mut Offer| offer.database == database && offer.owner == owner && offer.state == State::Waiting;
+    let offer = shared.shares.iter_mut().find(is_for_us)?;
+    (offer.taker, offer.state) = (pid, State::Taken);
+    Some(offer.share)
+}
+
+/// Tells the leader how the sweep of a share has ended.
+pub fn end_share(share: Share, gain: Option<Gain>) {
+    let (pid, _) = myself();
+    let mut leader = 0;
+    let mut shared = SHMEM.exclusive();
+    for offer in shared.shares.iter_mut().filter(|offer| offer.taker == pid && offer.share == share) {
+        leader = offer.leader;
+        end(offer, gain);
+    }
+    drop(shared);
+    set_latch(leader);
+}
+
+fn end(offer: &mut Offer, gain: Option<Gain>) {
+    if offer.leader == 0 {
+        *offer = Offer::default();
+    } else {
+        (offer.taker, offer.state) = (0, State::Ended(gain));
+    }
+}
+
+/// The shares that this process has given away in a sweep.
+#[derive(Default)]
+pub struct Given {
+    pub gains: Vec<Gain>,
+    /// Shares that nobody has taken, or whose sweep has failed: they are this process's own again.
+    pub returned: Vec<Share>,
+    pub are_outstanding: bool,
+}
+
+/// Collects what has become of the shares of a rule that this process leads.
+pub fn collect_shares(rule_id: i64) -> Given {
+    let (myself, mut given) = (myself(), Given::default());
+    for offer in SHMEM.exclusive().shares.iter_mut().filter(|offer| offer.is_of(myself, rule_id)) {
+        match offer.state {
+            State::Taken => {
+                given.are_outstanding = true;
+                continue;
+            }
+            State::Ended(Some(gain)) => given.gains.push(gain),
+            _ => given.returned.push(offer.share),
+        }
+        *offer = Offer::default();
+    }
+    given
+}
+
+/// Gives up the shares of a rule that this process leads: others finish what they have begun, for nobody.
+pub fn leave_shares(rule_id: i64) {
+    let myself = myself();
+    SHMEM.exclusive().shares.iter_mut().filter(|offer| offer.is_of(myself, rule_id)).for_each(lose_leader);
+}
+
+fn lose_leader(offer: &mut Offer) {
+    if offer.state == State::Taken {
+        offer.leader = 0;
+    } else {
+        *offer = Offer::default();
+    }
+}
+
+/// Cleans up after a process that has exited.
+pub(super) fn orphan_shares(shared: &mut Shared, slot: &Slot) {
+    for offer in shared.shares.iter_mut().filter(|offer| offer.state != State::Free) {
+        if offer.taker == slot.pid {
+            end(offer, None);
+        }
+        if offer.leader == slot.pid {
+            lose_leader(offer);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! One large heap, swept by several processes.
+//!
+//! The process that sweeps a rule leads: when its sweep has lasted for a while, it gives away half of the blocks that
+//! are left. Whoever takes them sweeps just these, batch by batch, and counts each batch in the rule's row, but the
+//! leader alone records the sweep. What others could not finish, for whatever reason, the leader does itself.
+
+use super::find::cutoff;
+use super::find::leaf::{self, Leaf};
+use super::{Step, Sweep};
+use crate::catalog::{Catalog, Initiator, Rule};
+use crate::guc;
+use crate::pg::shmem::{self, Gain, Given, Share};
+use crate::pg::transaction::{Failure, Scope};
+use crate::sandbox::in_sandbox;
+use pgrx::pg_sys::Oid;
+
+/// The fewest blocks that are worth another process.
+const LEAST_BLOCKS: u32 = 1_024;
+
+impl Sweep {
+    /// Begins the sweep of a share. Returns `None` if the rule has changed since the share was given away.
+    pub fn begin_share(catalog: &Catalog, rule: Rule, share: &Share) -> Result<Option<Self>, Failure> {
+        if rule.version != share.version {
+            return Ok(None);
+        }
+        let begun = Self::begin(catalog, rule, Initiator::Worker, Scope::Transaction, false)?;
+        Ok(begun.map(|sweep| {
+            let relid = Oid::from(share.relid);
+            let leaf = sweep.leaves.sweepable.into_iter().find(|leaf| leaf.relid == relid);
+            let leaves = leaf::Leaves { sweepable: leaf.into_iter().collect(), ..leaf::Leaves::default() };
+            Self { leaves, range: Some(share.from..share.to), is_share: true, ..sweep }
+        }))
+    }
+
+    /// Returns what the sweep of a share has done, if nothing is left of the share.
+    pub fn gain(&self, end: &Result<Step, Failure>) -> Option<Gain> {
+        let tally = &self.tally;
+        let gain = Gain { rows: tally.rows, batches: tally.batches, locked: tally.locked, wal_bytes: tally.wal_bytes };
+        (*end == Ok(Step::Finished) && tally.blocked == 0).then_some(gain)
+    }
+
+    /// Whether other processes may sweep parts of this leaf. Limits of the rule count for all that is swept, and what
+    /// runs user code is left to one process.
+    pub(super) fn can_share(&self, leaf: &Leaf) -> bool {
+        let options = &self.rule.options;
+        self.initiator == Initiator::Worker
+            && !self.is_share
+            && self.left.is_none()
+            && options.max_rows_per_second.is_none()
+            && options.max_rows_per_run.is_none()
+            && guc::max_workers() > 1
+            && shmem::is_preloaded()
+            && !leaf.removal_runs_user_code(&self.rule)
+    }
+
+    /// Gives away half of the blocks that are left, if they are many and a process for them is allowed.
+    pub fn share(&mut self) {
+        let Some(work) = self.work.as_ref().filter(|work| !work.is_careful && self.can_share(&work.leaf)) else {
+            return;
+        };
+        let Some(range) = work.scan.half(LEAST_BLOCKS) else { return };
+        let (rule, relid) = (&self.rule, work.leaf.relid);
+        let share =
+            Share { rule_id: rule.id, version: rule.version, relid: relid.to_u32(), from: range.start, to: range.end };
+        if shmem::offer_share(rule.owner.to_u32(), share, guc::max_workers()) {
+            self.gave_away = true;
+            if let Some(work) = &mut self.work {
+                work.scan.end_at(share.from);
+            }
+        }
+    }
+
+    /// Collects what others have done, once this process has done its own part. Returns whether to go on waiting.
+    pub(super) fn awaits_shares(&mut self) -> Result<bool, Failure> {
+        if !self.gave_away {
+            return Ok(false);
+        }
+        let Given { gains, returned, are_outstanding } = shmem::collect_shares(self.rule.id);
+        for gain in gains {
+            self.tally.rows += gain.rows;
+            self.tally.batches += gain.batches;
+            self.tally.locked += gain.locked;
+            self.tally.wal_bytes += gain.wal_bytes;
+        }
+        self.returned.extend(returned);
+        self.gave_away = are_outstanding;
+        Ok(are_outstanding && self.returned.is_empty())
+    }
+
+    /// Returns a leaf whose blocks in `range` have come back.
+    pub(super) fn next_returned(&mut self) -> Result<Option<Leaf>, Failure> {
+        let Some(share) = self.returned.pop() else { return Ok(None) };
+        self.range = Some(share.from..share.to);
+        let (rule, relid) = (&self.rule, Oid::from(share.relid));
+        let leaves = self.scope.attempt(|| in_sandbox(rule, || leaf::find(rule, &cutoff::of(rule)?.literal, false)))?;
+        Ok(leaves.sweepable.into_iter().find(|leaf| leaf.relid == relid))
+    }
+}

@@ -1,0 +1,94 @@
+//! One large table, swept by several processes.
+
+use crate::worker::{database, server};
+use harness::{Database, Server};
+use std::sync::Arc;
+
+/// 400,000 rows in 9,000 blocks, all but 1,000 of them expired, in batches that take a while.
+const LARGE: &str = "CREATE TABLE t (id int, at timestamptz, pad text DEFAULT repeat('x', 120)) WITH (autovacuum_enabled = off);
+     INSERT INTO t SELECT i, CASE WHEN i % 400 = 0 THEN timestamptz 'infinity' ELSE '2020-01-01' END FROM generate_series(1, 400000) i";
+const SHARED: &str = "SELECT workers > 1 FROM ttl_progress";
+
+fn large(server: &Arc<Server>, options: &str) -> Database {
+    let mut db = database(server);
+    db.run(LARGE);
+    db.run(&format!("SELECT ttl_create_index('t', 'at', 60, 50, index_method => 'none'{options})"));
+    db
+}
+
+/// Waits until the sweep is over, and checks that all expired rows are gone, each counted once, and no other.
+fn check_end(db: &mut Database, sweeps: &str) {
+    db.wait_for("SELECT count(*) FROM t WHERE at < now()", "0");
+    db.wait_for("SELECT count(*) FROM ttl_progress", "0");
+    assert_eq!(db.get("SELECT count(*) FROM t"), "1000");
+    assert_eq!(db.get("SELECT total_rows_deleted, state, last_error FROM ttl_summary"), "399000|active|");
+    db.wait_for(&format!("SELECT {sweeps} FROM ttl_history"), "t");
+}
+
+#[test]
+fn a_large_table_is_swept_by_several_processes_as_one_sweep() {
+    let server = server(&["pg_ttl_index.max_workers=3", "max_worker_processes=16"]);
+    let mut db = large(&server, "");
+    db.wait_for(SHARED, "t");
+    check_end(&mut db, "count(*) = 1 AND sum(rows_removed) = 399000 AND sum(batches) >= 7980 AND max(status) = 'done'");
+    assert_eq!(db.get("SELECT rows_deleted_last_run FROM ttl_summary"), "399000");
+}
+
+#[test]
+fn a_share_whose_process_dies_is_swept_by_its_leader() {
+    let server = server(&["pg_ttl_index.max_workers=2"]);
+    let mut db = large(&server, "");
+    db.wait_for(SHARED, "t");
+    db.run("SELECT pg_terminate_backend(worker_pid) FROM ttl_worker_status() WHERE application_name = 'pg_ttl_index helper'");
+    check_end(&mut db, "count(*) = 1 AND sum(rows_removed) <= 399000");
+}
+
+#[test]
+fn a_rule_that_changes_stops_all_who_sweep_it() {
+    let server = server(&["pg_ttl_index.max_workers=3", "max_worker_processes=16"]);
+    let mut db = database(&server);
+    db.run(LARGE);
+    // A batch takes a tenth of a second, so that some are under way at any moment.
+    db.run(
+        "CREATE FUNCTION dawdle(int) RETURNS boolean LANGUAGE plpgsql STABLE AS
+             'BEGIN PERFORM pg_sleep(0.002); RETURN true; END';
+         SELECT ttl_create_index('t', 'at', 60, 50, index_method => 'none', filter => 'dawdle(id)')",
+    );
+    db.wait_for(SHARED, "t");
+    // From the moment this returns, no row goes.
+    db.run("SELECT ttl_pause('t')");
+    let left = db.get("SELECT count(*) FROM t");
+    db.wait_for("SELECT count(*) FROM ttl_progress", "0");
+    assert_eq!(db.get("SELECT count(*) FROM t"), left);
+    assert_eq!(
+        db.get(&format!("SELECT total_rows_deleted = 400000 - {left} FROM ttl_index_table")),
+        "t",
+        "every row is counted once"
+    );
+    db.run("SELECT ttl_alter_index('t', 'at', reset => '{filter}'), ttl_resume('t')");
+    check_end(&mut db, "sum(rows_removed) <= 399000");
+}
+
+#[test]
+fn a_rule_with_a_rate_or_a_limit_is_swept_by_one() {
+    let server = server(&["pg_ttl_index.max_workers=3"]);
+    for option in [", max_rows_per_second => 1000000", ", max_rows_per_run => 1000000"] {
+        let mut db = large(&server, option);
+        db.wait_for("SELECT count(*) < 200000 FROM t", "t");
+        assert_eq!(db.get("SELECT count(*) FROM ttl_progress WHERE workers > 1"), "0");
+        check_end(&mut db, "sum(rows_removed) = 399000");
+    }
+}
+
+#[test]
+fn a_rule_that_fails_on_rows_of_a_share_has_them_blocked() {
+    let server = server(&["pg_ttl_index.max_workers=2"]);
+    let mut db = database(&server);
+    db.run(LARGE);
+    db.run(
+        "SELECT ttl_create_index('t', 'at', 60, 50, index_method => 'none', filter => '1 / (id - 399999) IS NOT NULL')",
+    );
+    db.wait_for("SELECT count(*) FROM t WHERE at < now()", "1");
+    db.wait_for("SELECT state, blocked_rows, last_error FROM ttl_summary", "blocked|1|22012: division by zero");
+    assert_eq!(db.get("SELECT total_rows_deleted FROM ttl_summary"), "398999");
+}
