@@ -31,7 +31,7 @@ help:
 	@echo 'make demo   build, start a throw-away server, and show what the extension does'
 	@echo 'make test   every check: format, lints, docs, unit tests, tests inside and against a server'
 	@echo 'make blackbox TEST=name  the tests against real servers whose names contain this'
-	@echo 'make bench  what it all costs, beside what one would write by hand'
+	@echo 'make bench  what it all costs, beside what others do; writes docs/benchmarks.md'
 	@echo 'make regress  the regression tests of PostgreSQL itself, with the library and without'
 	@echo 'make pg_upgrade FROM=15 PG=16  pg_upgrade between majors, with rules'
 	@echo 'PG=15..18   choose the PostgreSQL version (default: the distribution)'
@@ -55,6 +55,7 @@ demo: setup
 
 bench: setup
 	@$(STEP) 'build and install the extension for speed' .ci/install --release
+	@$(STEP) 'set up pg_cron and pg_partman' .ci/peers
 	@$(STEP) 'build the benchmark' cargo build --release --package pg_ttl_index_tests --bin bench
 	@"$(CARGO_TARGET_DIR)/release/bench"
 

@@ -5,7 +5,7 @@ use crate::error::TtlError;
 use crate::pg::identity;
 use crate::pg::transaction::lock_timeout;
 use pgrx::pg_sys::Oid;
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::ffi::CString;
 
 /// Runs `work` as the table's owner, under settings that do not depend on the database or role.
@@ -26,32 +26,38 @@ pub fn in_sandbox<T>(rule: &Rule, work: impl FnOnce() -> Result<T, TtlError>) ->
 }
 
 thread_local! {
-    static UNDER_WAY: Cell<Option<Oid>> = const { Cell::new(None) };
+    /// The relations and rules of the batches under way, the innermost last; `None` for something else in between.
+    static UNDER_WAY: RefCell<Vec<Option<(Oid, i64)>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Whether changes to the rows of a relation are being made by a sweep.
 pub fn is_under_way_in(relid: Oid) -> bool {
-    UNDER_WAY.get() == Some(relid)
+    UNDER_WAY.with_borrow(|all| all.last().copied().flatten().is_some_and(|(innermost, _)| innermost == relid))
 }
 
-/// Marks a sweep of a relation as under way until dropped, even by an error. Triggers may begin another inside it.
-pub struct UnderWay {
-    outer: Option<Oid>,
+/// Whether this process is in the middle of a batch of a rule: user code in it must not begin another.
+pub fn is_sweeping(rule_id: i64) -> bool {
+    UNDER_WAY.with_borrow(|all| all.iter().flatten().any(|(_, of)| *of == rule_id))
 }
+
+/// Marks a batch as under way until dropped, even by an error. Triggers may begin one of another rule inside it.
+pub struct UnderWay(());
 
 impl UnderWay {
-    pub fn begin(relid: Oid) -> Self {
-        Self { outer: UNDER_WAY.replace(Some(relid)) }
+    pub fn begin(relid: Oid, rule_id: i64) -> Self {
+        UNDER_WAY.with_borrow_mut(|all| all.push(Some((relid, rule_id))));
+        Self(())
     }
 
-    /// Marks no sweep as under way until dropped.
+    /// Marks no batch as under way until dropped.
     pub fn pause() -> Self {
-        Self { outer: UNDER_WAY.take() }
+        UNDER_WAY.with_borrow_mut(|all| all.push(None));
+        Self(())
     }
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        UNDER_WAY.set(self.outer);
+        UNDER_WAY.with_borrow_mut(|all| all.pop());
     }
 }

@@ -24,6 +24,7 @@ pub struct Shape {
     has_side_effects: bool,
     /// Whether planning may call user code, in expressions or predicates of indexes and statistics.
     is_risky_to_plan: bool,
+    has_rules: bool,
     /// Number, name, type and type modifier.
     columns: Vec<(i16, String, pg_sys::Oid, i32)>,
 }
@@ -51,6 +52,11 @@ impl Shape {
     /// Whether the relation has triggers, including those of foreign keys.
     pub fn has_triggers(&self) -> bool {
         self.has_triggers
+    }
+
+    /// Whether statements may be rewritten.
+    pub fn has_rules(&self) -> bool {
+        self.has_rules
     }
 
     /// Whether planning any search for rows may run user code.
@@ -255,6 +261,7 @@ pub fn lock(relid: pg_sys::Oid, lock: Lock) -> Option<Shape> {
             // While the lock is held, the relation cannot be compressed or distributed.
             kept: storage::kept(relid).unwrap_or_else(|error| error.raise()),
             has_triggers: form.relhastriggers,
+            has_rules: form.relhasrules,
             has_side_effects: has_delete_triggers(relation) || form.relhasrules || form.relforcerowsecurity,
             is_risky_to_plan: is_risky_to_plan(relation),
             columns,

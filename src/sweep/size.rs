@@ -26,7 +26,7 @@ impl Size {
         let part = |divisor: usize| (usual / divisor).max(1);
         match target.is_zero() {
             true => Self { rows: usual, aim: None },
-            false => Self { rows: part(10), aim: Some((target, part(100), usual.saturating_mul(10))) },
+            false => Self { rows: part(100), aim: Some((target, part(1_000), usual.saturating_mul(10))) },
         }
     }
 
@@ -72,19 +72,19 @@ mod tests {
         assert_eq!(settled(Duration::from_nanos(400)), 100_000, "no more, however fast");
         assert!((9_000..=11_000).contains(&settled(Duration::from_micros(10))));
         assert!((450..=550).contains(&settled(Duration::from_micros(200))));
-        assert_eq!(settled(Duration::from_secs(1)), 100, "no fewer, however slow");
+        assert_eq!(settled(Duration::from_secs(1)), 10, "no fewer, however slow");
     }
 
     #[test]
     fn a_batch_shrinks_while_others_wait_and_does_not_grow_on_hearsay() {
         let mut size = Size::aiming_at(TARGET, 10_000);
-        assert_eq!(size.rows(), 1_000, "it begins small");
-        size.learn(1_000, TARGET / 100, true);
-        assert_eq!(size.rows(), 500);
+        assert_eq!(size.rows(), 100, "it begins small");
+        size.learn(100, TARGET / 100, true);
+        assert_eq!(size.rows(), 50);
         size.learn(20, TARGET / 100, false);
-        assert_eq!(size.rows(), 500, "20 rows tell nothing");
-        size.learn(500, TARGET / 100, false);
-        assert_eq!(size.rows(), 2_000);
+        assert_eq!(size.rows(), 50, "20 rows tell nothing");
+        size.learn(50, TARGET / 100, false);
+        assert_eq!(size.rows(), 200);
     }
 
     #[test]

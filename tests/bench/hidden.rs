@@ -1,11 +1,13 @@
 //! Hiding expired rows, beside the same condition written by hand, and queries that have nothing to do with it.
 
+use crate::report::{part, say};
 use crate::{cpu_seconds, latency, side_by_side};
 use harness::{Server, Session};
 
 const ROWS: u32 = 100_000;
 
 pub fn run(server: &Server) {
+    part("Hiding", "```text");
     // The same tables with and without the library.
     let without = Server::start(&["shared_buffers=1GB", "autovacuum=off", "synchronous_commit=off"]);
     for server in [server, &without] {
@@ -25,8 +27,8 @@ pub fn run(server: &Server) {
     }
     session.run("SELECT ttl_create_index('hidden', 'at', interval '1 hour', hide_expired => true)");
     session.run("VACUUM ANALYZE");
-    println!("\nQueries of a table without hidden rows: milliseconds a query by pgbench, one client.\n");
-    println!("{:<34}{:>14}{:>22}", "", "simple protocol", "prepared statement");
+    say(format!("\nQueries of a table without hidden rows: milliseconds a query by pgbench, one client.\n"));
+    say(format!("{:<34}{:>14}{:>22}", "", "simple protocol", "prepared statement"));
     side_by_side(
         ["without the library", "with it, and a rule that hides"],
         ["simple", "prepared"].map(|protocol| {
@@ -55,8 +57,8 @@ pub fn run(server: &Server) {
         ),
         ("all rows", format!("SELECT sum(n) FROM by_hand WHERE {live}"), "SELECT sum(n) FROM hidden", 50),
     ] {
-        println!("\nLive rows {name}, of {ROWS}, half of them expired.\n");
-        println!("{:<34}{:>14}{:>22}", "", "simple protocol", "prepared statement");
+        say(format!("\nLive rows {name}, of {ROWS}, half of them expired.\n"));
+        say(format!("{:<34}{:>14}{:>22}", "", "simple protocol", "prepared statement"));
         let queries = [by_hand, hidden.to_owned()];
         side_by_side(
             ["condition by hand", "hide_expired"],
@@ -67,10 +69,12 @@ pub fn run(server: &Server) {
             "ms",
         );
     }
+    say("```");
 }
 
 /// What it costs to look for hidden rows with the keys of new ones, where there are none.
 pub fn writes(server: &Server) {
+    part("Freeing keys", "```text");
     let tables = ["seen", "unseen"];
     let mut session = Session::connect(server, "postgres", "postgres");
     for (table, hides) in tables.into_iter().zip([false, true]) {
@@ -82,8 +86,8 @@ pub fn writes(server: &Server) {
     }
     let rows = format!("SELECT i, md5(i::text) FROM generate_series(1, {ROWS}) i");
     session.run(&format!("COPY ({rows}) TO '/tmp/pg_ttl_index_bench.copy'"));
-    println!("\n{ROWS} new rows in a table with two unique indexes: CPU seconds of the backend.\n");
-    println!("{:<34}{:>14}{:>22}", "", "INSERT", "COPY");
+    say(format!("\n{ROWS} new rows in a table with two unique indexes: CPU seconds of the backend.\n"));
+    say(format!("{:<34}{:>14}{:>22}", "", "INSERT", "COPY"));
     let statements =
         ["INSERT INTO {table} (id, token) {rows}", "COPY {table} (id, token) FROM '/tmp/pg_ttl_index_bench.copy'"];
     side_by_side(
@@ -105,4 +109,5 @@ pub fn writes(server: &Server) {
     );
     session.run("DROP TABLE seen, unseen");
     let _ = std::fs::remove_file("/tmp/pg_ttl_index_bench.copy");
+    say("```");
 }

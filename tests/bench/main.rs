@@ -1,12 +1,16 @@
 //! `make bench`: what the extension costs, each row side by side with what it is compared with, in one run on one server.
 
+mod foreground;
+mod growth;
 mod hidden;
 mod partitions;
+mod peers;
+mod report;
 mod rows;
 mod shapes;
-mod sweep;
 
 use harness::{Server, Session};
+use report::say;
 use std::io::Write;
 
 const ROUNDS: usize = 9;
@@ -21,13 +25,19 @@ fn main() {
     ]);
     let mut setup = Session::connect(&server, "postgres", "postgres");
     setup.run("CREATE EXTENSION pg_ttl_index; SELECT ttl_stop_worker()");
-    // All, or those that are named.
+    // All, or those that are named. Only a whole run is kept.
     let named: Vec<_> = std::env::args().skip(1).collect();
     let parts = [
-        ("sweep", sweep::run as fn(&Server)),
+        ("peers", peers::run as fn(&Server)),
         ("shapes", shapes::run),
         ("idle", shapes::idle),
+        ("growth", growth::rows),
+        ("workers", growth::workers),
+        ("idle_rules", growth::idle_rules),
+        ("foreground", foreground::run),
+        ("extensions", peers::extensions),
         ("partitions", partitions::run),
+        ("size", growth::size),
         ("rows", rows::run),
         ("hidden", hidden::run),
         ("writes", hidden::writes),
@@ -37,7 +47,16 @@ fn main() {
             run(&server);
         }
     }
+    if named.is_empty() {
+        report::write(ABOUT);
+    }
 }
+
+const ABOUT: &str = "# Benchmarks
+
+Written by `make bench`: every comparison is made side by side in one run. Ratios are what counts; the times are those of a small
+machine with two cores, on which other things may have been going on.
+";
 
 /// CPU seconds that a backend has used.
 fn cpu_seconds(pid: &str) -> f64 {
@@ -57,7 +76,7 @@ fn side_by_side<M: Fn() -> [f64; 2]>(names: [&str; 2], columns: [M; 2], unit: &s
             *line += &format!("{value:>8.3}{unit:<2} {:>5.2}x   ", value / fastest[0]);
         }
     }
-    lines.iter().for_each(|line| println!("{line}"));
+    lines.into_iter().for_each(say);
 }
 
 /// Average milliseconds of a query by pgbench; `:id` in it is random.
@@ -75,4 +94,9 @@ fn latency(server: &Server, protocol: &str, sql: &str, count: u32) -> f64 {
     let report = String::from_utf8_lossy(&output.stdout).into_owned();
     let latency = report.split("latency average = ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
     latency.unwrap_or_else(|| panic!("{report}{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }

@@ -1,5 +1,6 @@
 //! Dropping partitions, beside deleting their rows.
 
+use crate::report::{part, say};
 use harness::{Server, Session};
 use std::time::Instant;
 
@@ -7,9 +8,10 @@ const LEAVES: u32 = 10;
 const ROWS: u32 = 1_000_000;
 
 pub fn run(server: &Server) {
-    println!(
+    part("Whole partitions", "```text");
+    say(format!(
         "\n{LEAVES} partitions of {ROWS} rows that have all expired, and one that has not. Time on the clock, one round.\n"
-    );
+    ));
     let sweep = "CALL ttl_sweep('p')";
     let rows = [
         (
@@ -21,8 +23,9 @@ pub fn run(server: &Server) {
         ("partition_action => 'drop'", measure(server, "drop", sweep)),
     ];
     for (name, seconds) in rows {
-        println!("{name:<34}{seconds:>9.3}s {:>9.5}x", seconds / rows[0].1);
+        say(format!("{name:<34}{seconds:>9.3}s {:>9.5}x", seconds / rows[0].1));
     }
+    say("```");
 }
 
 fn measure(server: &Server, action: &str, sql: &str) -> f64 {

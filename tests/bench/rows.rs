@@ -1,11 +1,13 @@
 //! Telling a row's time to live, and inserting and updating rows of a table with a rule.
 
+use crate::report::{part, say};
 use crate::{cpu_seconds, latency, side_by_side};
 use harness::{Server, Session};
 
 const ROWS: u32 = 100_000;
 
 pub fn run(server: &Server) {
+    part("One row, and writing", "```text");
     let mut session = Session::connect(server, "postgres", "postgres");
     session.run(&format!(
         "DROP TABLE IF EXISTS t; CREATE TABLE t (id int PRIMARY KEY, at timestamptz DEFAULT now(), n int);
@@ -15,8 +17,8 @@ pub fn run(server: &Server) {
     session.run("SELECT ttl_create_index('t', 'at', interval '1 day')");
     let by_hand = "SELECT extract(epoch FROM at + interval '1 day' - now())::float8 FROM t WHERE id = :id";
     let by_us = "SELECT ttl_get('t', (:id)::text)";
-    println!("\nOne row's time to live by primary key, of {ROWS}: milliseconds a query by pgbench, one client.\n");
-    println!("{:<34}{:>14}{:>22}", "", "simple protocol", "prepared statement");
+    say(format!("\nOne row's time to live by primary key, of {ROWS}: milliseconds a query by pgbench, one client.\n"));
+    say(format!("{:<34}{:>14}{:>22}", "", "simple protocol", "prepared statement"));
     side_by_side(
         ["SELECT by hand", "ttl_get"],
         ["simple", "prepared"]
@@ -24,8 +26,8 @@ pub fn run(server: &Server) {
         "ms",
     );
 
-    println!("\nWriting 100000 rows: CPU time of the backend.\n");
-    println!("{:<34}{:>14}{:>22}", "", "INSERT", "UPDATE");
+    say(format!("\nWriting 100000 rows: CPU time of the backend.\n"));
+    say(format!("{:<34}{:>14}{:>22}", "", "INSERT", "UPDATE"));
     let insert =
         |rule: &'static str| cpu_of(server, rule, "INSERT INTO w SELECT i, now() FROM generate_series(1, 100000) i");
     let update = |rule: &'static str| {
@@ -43,6 +45,7 @@ pub fn run(server: &Server) {
         ],
         "s",
     );
+    say("```");
 }
 
 /// CPU seconds of the backend for a statement, on a table prepared so.

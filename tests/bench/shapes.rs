@@ -1,6 +1,7 @@
 //! Sweeping tables of many shapes, each beside one statement that does the same by hand; and what an idle sweep costs.
 
 use crate::cpu_seconds;
+use crate::report::{bars, part, table};
 use harness::{Server, Session};
 
 const ROWS: u32 = 500_000;
@@ -93,8 +94,14 @@ const SHAPES: [Shape; 9] = [
 ];
 
 pub fn run(server: &Server) {
-    println!("\n{ROWS} rows, 49 % of them expired, warm cache. CPU time of the backend: fastest of {ROUNDS} rounds.\n");
-    println!("{:<28}{:>10}{:>20}{:>20}", "", "by hand", "batches of 10000", "batches of 1000");
+    part(
+        "Kinds of tables",
+        &format!(
+            "{ROWS} rows, 49 % of them expired, warm cache, beside one statement that does the same by hand. CPU seconds of the \
+             backend, fastest of {ROUNDS} rounds, and ratios."
+        ),
+    );
+    let (mut rows, mut ratios) = (Vec::new(), [Vec::new(), Vec::new()]);
     for shape in &SHAPES {
         let mut fastest = [f64::INFINITY; 3];
         for round in 0..ROUNDS {
@@ -103,12 +110,18 @@ pub fn run(server: &Server) {
                 fastest[way] = fastest[way].min(measure(server, shape, [None, Some(10_000), Some(1_000)][way]));
             }
         }
-        let mut line = format!("{:<28}{:>9.2}s", shape.name, fastest[0]);
-        for time in &fastest[1..] {
-            line += &format!("{time:>12.2}s {:>5.2}x", time / fastest[0]);
+        let mut row = vec![shape.name.to_owned(), format!("{:.3}", fastest[0])];
+        for (time, ratios) in fastest[1..].iter().zip(&mut ratios) {
+            ratios.push(time / fastest[0]);
+            row.extend([format!("{time:.3}"), format!("{:.2}", time / fastest[0])]);
         }
-        println!("{line}");
+        rows.push(row);
     }
+    table(&["", "by hand", "10,000 rows", "ratio", "1,000 rows", "ratio"], &rows);
+    let names: Vec<_> = SHAPES.iter().map(|shape| shape.name.to_owned()).collect();
+    let [large, small] = ratios;
+    let series = [("batches of 10,000", large), ("batches of 1,000", small)];
+    bars("kinds.svg", "CPU of a sweep beside one statement by hand", &names, &series);
 }
 
 /// CPU seconds of the backend for a sweep in batches of this size, or for the statement by hand, on a new table.
@@ -146,7 +159,11 @@ fn measure(server: &Server, shape: &Shape, batch: Option<u32>) -> f64 {
 /// An idle sweep by BRIN beside one without an index, which reads the heap.
 pub fn idle(server: &Server) {
     const ROWS: u32 = 5_000_000;
-    println!("\nAn idle sweep of {ROWS} rows: milliseconds, fastest of {ROUNDS}.\n");
+    part(
+        "An idle sweep",
+        &format!("{ROWS} rows, none of them expired: milliseconds, fastest of {ROUNDS}, beside reading the heap."),
+    );
+    let mut rows = Vec::new();
     let mut session = Session::connect(server, "postgres", "postgres");
     session.run(&format!(
         "SET client_min_messages = warning;
@@ -164,6 +181,7 @@ pub fn idle(server: &Server) {
             fastest = fastest.min(started.elapsed().as_secs_f64() * 1e3);
         }
         heap = heap.min(if method == "none" { fastest } else { heap });
-        println!("{method:<28}{fastest:>10.2}  {:>6.3}x", fastest / heap);
+        rows.push(vec![format!("`{method}`"), format!("{fastest:.2}"), format!("{:.3}", fastest / heap)]);
     }
+    table(&["index_method", "ms", "ratio"], &rows);
 }

@@ -85,9 +85,11 @@ impl Leaf {
         (!self.removal_runs_user_code(rule) && access::may_delete(self.relid)).then_some(self.relid)
     }
 
-    /// Whether a trigger or rule can undo a removal in the same statement. It can undo a mark, but not a delete.
+    /// Whether a statement that says it has removed a row may not have: a trigger can take a mark back, and a rewrite
+    /// rule can remove other rows instead.
     pub fn can_undo(&self, rule: &Rule) -> bool {
-        rule.marks() && self.shape.as_ref().is_some_and(|shape| shape.has_triggers() || !shape.is_plain())
+        let can_unmark = |shape: &Shape| rule.marks() && (shape.has_triggers() || !shape.is_plain());
+        self.shape.as_ref().is_some_and(|shape| shape.has_rules() || can_unmark(shape))
     }
 
     /// Whether removing rows here may change other tables.

@@ -5,7 +5,7 @@
 
 use super::leaf::Leaf;
 use crate::error::TtlError;
-use crate::index;
+use crate::index::{self, SHORT_HEAP};
 use crate::pg::plan::{BY_TID, Plan, Rows};
 use crate::pg::{brin, identity, spi};
 use crate::sweep::LONGEST_SEARCH;
@@ -27,6 +27,10 @@ pub struct Unpruned {
 /// summary a range is read: an error in between loses nothing.
 pub fn resummarize(leaf: &Leaf, statements: &Statements, unpruned: &Unpruned) -> Result<(), TtlError> {
     let (started, size) = (Instant::now(), brin::pages_per_range(unpruned.index));
+    // Summarizing one range cannot be interrupted, and keeps vacuum waiting.
+    if size > SHORT_HEAP {
+        return Ok(());
+    }
     let predicate = index::predicate(unpruned.index)?;
     for range in unpruned.ranges.iter().flat_map(|joined| split(joined, size)) {
         if started.elapsed() >= LONGEST_SEARCH {

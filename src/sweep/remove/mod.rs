@@ -12,7 +12,7 @@ use crate::error::TtlError;
 use crate::pg::plan::Tid;
 use crate::pg::transaction::{Failure, Scope};
 use crate::pg::{access, identity, login, process, spi};
-use crate::sandbox::{UnderWay, in_sandbox};
+use crate::sandbox::{UnderWay, in_sandbox, is_sweeping};
 use pgrx::PgSqlErrorCode;
 pub use remover::Remover;
 
@@ -155,6 +155,9 @@ impl<'a> Batch<'a> {
 
     /// Takes the locks: first the tables', then the rule's, in the order in which DDL and registration take them.
     fn obstacle(&self) -> Result<Option<Step>, TtlError> {
+        if is_sweeping(self.rule.id) {
+            return Ok(Some(Step::Busy));
+        }
         let Work { leaf, archive, .. } = &*self.work;
         let is_unchanged =
             || Ok(leaf.is_unchanged_for_changing() && archive.as_ref().is_none_or(Archive::is_unchanged));
@@ -184,7 +187,7 @@ impl<'a> Batch<'a> {
         }
         let done = in_sandbox(rule, || {
             let remover = remover.get_or_insert_with(|| Remover::new(statements, leaf, rule));
-            let _under_way = UnderWay::begin(leaf.relid);
+            let _under_way = UnderWay::begin(leaf.relid, rule.id);
             let remove = || {
                 *is_at_rows = true;
                 let done = remove_in(way, remover, scan, rule, tids)?;

@@ -5,6 +5,7 @@ use crate::catalog::Rule;
 use crate::delivery::Taken;
 use crate::error::TtlError;
 use crate::pg::chain;
+use crate::pg::identity;
 use crate::pg::plan::{Plan, Rows, Tid, Wanted, position};
 use crate::pg::transaction::{Failure, subtransaction};
 use crate::sweep::find::leaf::Leaf;
@@ -30,7 +31,7 @@ pub struct Remover {
     remove: Prepared,
     remove_within: Prepared,
     delivers: bool,
-    /// Whether a removal can be undone in its own statement, as a trigger can take a mark back.
+    /// Whether a row may still be there although a statement says that it was removed.
     can_be_undone: bool,
 }
 
@@ -194,15 +195,22 @@ impl Remover {
         (removed, if removed > 0 { vec![Taken { rows, range }] } else { Vec::new() })
     }
 
-    /// Removes each row in a subtransaction of its own, in which `then` also runs.
+    /// Removes each row in a subtransaction of its own, in which `then` also runs. All of them together wait no longer
+    /// for locks than one of them may: other sessions wait meanwhile for the rows that are gone.
     pub fn remove_one_by_one(&self, tids: &[Tid], then: impl Fn(&Done) -> Result<(), TtlError>) -> Done {
         let mut total = Done::default();
+        let mut patience = c"100ms";
         for tid in tids {
             let done = subtransaction(|| {
-                let done = self.remove_together(&[*tid]);
-                then(&done).map(|()| done)
+                identity::with_settings(&[(c"lock_timeout", patience)], || {
+                    let done = self.remove_together(&[*tid]);
+                    then(&done).map(|()| done)
+                })
             });
             total.add(done.unwrap_or_else(|failure| {
+                if failure.code == PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE {
+                    patience = c"1ms";
+                }
                 if is_about_rows(&failure) { Done::blocked(*tid, failure) } else { failure.raise() }
             }));
         }
