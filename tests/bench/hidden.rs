@@ -27,7 +27,7 @@ pub fn run(server: &Server) {
     }
     session.run("SELECT ttl_create_index('hidden', 'at', interval '1 hour', hide_expired => true)");
     session.run("VACUUM ANALYZE");
-    say(format!("\nQueries of a table without hidden rows: milliseconds a query by pgbench, one client.\n"));
+    say("\nQueries of a table without hidden rows: milliseconds a query by pgbench, one client.\n");
     say(format!("{:<34}{:>14}{:>22}", "", "simple protocol", "prepared statement"));
     side_by_side(
         ["without the library", "with it, and a rule that hides"],

@@ -26,7 +26,7 @@ pub fn run(server: &Server) {
         "ms",
     );
 
-    say(format!("\nWriting 100000 rows: CPU time of the backend.\n"));
+    say("\nWriting 100000 rows: CPU time of the backend.\n");
     say(format!("{:<34}{:>14}{:>22}", "", "INSERT", "UPDATE"));
     let insert =
         |rule: &'static str| cpu_of(server, rule, "INSERT INTO w SELECT i, now() FROM generate_series(1, 100000) i");
