@@ -14,11 +14,13 @@ static NAPTIME: GucSetting<i32> = GucSetting::<i32>::new(60);
 /// Rows per batch for rules without a batch size of their own.
 static BATCH_SIZE: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 /// Milliseconds that a batch should take, for rules without a batch size of their own; 0 means any time.
-static TARGET_BATCH_TIME: GucSetting<i32> = GucSetting::<i32>::new(100);
+static TARGET_BATCH_TIME: GucSetting<i32> = GucSetting::<i32>::new(10);
 /// Milliseconds that a sweep pauses between two batches.
 static BATCH_DELAY: GucSetting<i32> = GucSetting::<i32>::new(0);
 /// Workers that may sweep one database at the same time.
 static MAX_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
+/// Workers that may sweep one table at the same time; 0 means half as many as there are CPUs.
+static MAX_WORKERS_PER_TABLE: GucSetting<i32> = GucSetting::<i32>::new(0);
 /// Milliseconds a sweep waits for a lock on a table.
 static LOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 /// Milliseconds that a worker's batch may take, including user code in it; 0 means no limit.
@@ -118,6 +120,14 @@ pub fn init() {
         GucFlags::default(),
     );
     int(
+        c"pg_ttl_index.max_workers_per_table",
+        c"Sets how many workers may sweep one table at the same time.",
+        &MAX_WORKERS_PER_TABLE,
+        0,
+        64,
+        GucFlags::default(),
+    );
+    int(
         c"pg_ttl_index.lock_timeout",
         c"Sets how long a sweep waits for a lock on a table.",
         &LOCK_TIMEOUT,
@@ -197,6 +207,13 @@ pub fn target_batch_time() -> Duration {
 
 pub fn batch_delay() -> Duration {
     Duration::from_millis(BATCH_DELAY.get().unsigned_abs().into())
+}
+
+/// How many workers may sweep one table: by default, half of the CPUs are left to others.
+pub fn max_workers_per_table() -> usize {
+    let half = || std::thread::available_parallelism().map_or(1, |cpus| (cpus.get() / 2).max(1));
+    let most = MAX_WORKERS_PER_TABLE.get().unsigned_abs() as usize;
+    if most == 0 { half() } else { most }.min(max_workers())
 }
 
 pub fn max_workers() -> usize {

@@ -9,7 +9,7 @@ use super::find::leaf::{self, Leaf};
 use super::{Step, Sweep};
 use crate::catalog::{Catalog, Initiator, Rule};
 use crate::guc;
-use crate::pg::shmem::{self, Gain, Given, Share};
+use crate::pg::shmem::{self, Gain, Given, Most, Share};
 use crate::pg::transaction::{Failure, Scope};
 use crate::sandbox::in_sandbox;
 use pgrx::pg_sys::Oid;
@@ -48,7 +48,7 @@ impl Sweep {
             && self.left.is_none()
             && options.max_rows_per_second.is_none()
             && options.max_rows_per_run.is_none()
-            && guc::max_workers() > 1
+            && guc::max_workers_per_table() > 1
             && shmem::is_preloaded()
             && !leaf.removal_runs_user_code(&self.rule)
     }
@@ -62,7 +62,8 @@ impl Sweep {
         let (rule, relid) = (&self.rule, work.leaf.relid);
         let share =
             Share { rule_id: rule.id, version: rule.version, relid: relid.to_u32(), from: range.start, to: range.end };
-        if shmem::offer_share(rule.owner.to_u32(), share, guc::max_workers()) {
+        let most = Most { here: guc::max_workers(), of_rule: guc::max_workers_per_table() };
+        if shmem::offer_share(rule.owner.to_u32(), share, most) {
             self.gave_away = true;
             if let Some(work) = &mut self.work {
                 work.scan.end_at(share.from);

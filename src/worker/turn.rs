@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// How long a rule is swept before the next rule has its turn.
 pub const SLICE: Duration = Duration::from_secs(1);
 
+/// How long a rule is swept in its turn before other processes may take shares of it.
+const SHARE_AFTER: Duration = Duration::from_millis(300);
+
 /// A rule in the queue.
 pub struct Job {
     pub work: Work,
@@ -77,7 +80,7 @@ pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
         }
     };
     process::report_activity(Some(&format!("sweeping {}", sweep.rule)));
-    let started = Instant::now();
+    let (started, mut is_shared) = (Instant::now(), false);
     while started.elapsed() < SLICE {
         match sweep.advance(i64::MAX, job.closes_at) {
             Ok(Advance::Went) => {
@@ -87,6 +90,10 @@ pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
                 }
                 if !guc::batch_delay().is_zero() {
                     process::idle(guc::batch_delay());
+                }
+                if !is_shared && started.elapsed() >= SHARE_AFTER {
+                    is_shared = true;
+                    sweep.share();
                 }
             }
             Ok(Advance::Wait(wait)) => return Turn::More(sweep, wait),
@@ -105,7 +112,6 @@ pub fn take_turn(job: Job, is_aloof: bool) -> Turn {
             }
         }
     }
-    sweep.share();
     Turn::More(sweep, Duration::ZERO)
 }
 

@@ -50,7 +50,7 @@ fn exponent(points: &[(f64, f64)]) -> f64 {
 
 /// One huge table, swept by one process and by two.
 pub fn workers(_: &Server) {
-    const ROWS: u32 = 6_000_000;
+    const ROWS: u32 = 10_000_000;
     part(
         "Processes",
         &format!("{ROWS} rows, all but a few expired, in one table: rows a second by the workers, one round each."),
@@ -65,7 +65,7 @@ pub fn workers(_: &Server) {
             "autovacuum=off",
             "synchronous_commit=off",
             "pg_ttl_index.naptime=1",
-            &format!("pg_ttl_index.max_workers={workers}"),
+            &format!("pg_ttl_index.max_workers_per_table={workers}"),
         ]);
         let mut session = Session::connect(&server, "postgres", "postgres");
         session.run("CREATE EXTENSION pg_ttl_index; SELECT ttl_stop_worker()");

@@ -228,7 +228,7 @@ fn a_batch_takes_as_many_rows_as_fit_into_the_target_time() {
     db.run("SELECT ttl_create_index('t', 'at', interval '1 day')");
     db.run("CALL ttl_sweep('t', 100000)");
     let batches: i32 = db.get("SELECT batches FROM ttl_history").parse().expect("a number");
-    assert!(batches < 10, "{batches} batches: they grow while rows go fast");
+    assert!(batches < 60, "{batches} batches: they grow while rows go fast");
     db.run("CREATE TRIGGER dawdle BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION dawdle()");
     db.run("CALL ttl_sweep('t', max_time => interval '3 seconds')");
     let line = db.get("SELECT batches, rows_removed FROM ttl_history ORDER BY id DESC LIMIT 1");

@@ -27,7 +27,8 @@ fn check_end(db: &mut Database, sweeps: &str) {
 
 #[test]
 fn a_large_table_is_swept_by_several_processes_as_one_sweep() {
-    let server = server(&["pg_ttl_index.max_workers=3", "max_worker_processes=16"]);
+    let server =
+        server(&["pg_ttl_index.max_workers=3", "pg_ttl_index.max_workers_per_table=3", "max_worker_processes=16"]);
     let mut db = large(&server, "");
     db.wait_for(SHARED, "t");
     check_end(&mut db, "count(*) = 1 AND sum(rows_removed) = 399000 AND sum(batches) >= 7980 AND max(status) = 'done'");
@@ -36,7 +37,7 @@ fn a_large_table_is_swept_by_several_processes_as_one_sweep() {
 
 #[test]
 fn a_share_whose_process_dies_is_swept_by_its_leader() {
-    let server = server(&["pg_ttl_index.max_workers=2"]);
+    let server = server(&["pg_ttl_index.max_workers_per_table=2"]);
     let mut db = large(&server, "");
     db.wait_for(SHARED, "t");
     db.run("SELECT pg_terminate_backend(worker_pid) FROM ttl_worker_status() WHERE application_name = 'pg_ttl_index helper'");
@@ -45,7 +46,8 @@ fn a_share_whose_process_dies_is_swept_by_its_leader() {
 
 #[test]
 fn a_rule_that_changes_stops_all_who_sweep_it() {
-    let server = server(&["pg_ttl_index.max_workers=3", "max_worker_processes=16"]);
+    let server =
+        server(&["pg_ttl_index.max_workers=3", "pg_ttl_index.max_workers_per_table=3", "max_worker_processes=16"]);
     let mut db = database(&server);
     db.run(LARGE);
     // A batch takes a tenth of a second, so that some are under way at any moment.
@@ -71,7 +73,7 @@ fn a_rule_that_changes_stops_all_who_sweep_it() {
 
 #[test]
 fn a_rule_with_a_rate_or_a_limit_is_swept_by_one() {
-    let server = server(&["pg_ttl_index.max_workers=3"]);
+    let server = server(&["pg_ttl_index.max_workers=3", "pg_ttl_index.max_workers_per_table=3"]);
     for option in [", max_rows_per_second => 1000000", ", max_rows_per_run => 1000000"] {
         let mut db = large(&server, option);
         db.wait_for("SELECT count(*) < 200000 FROM t", "t");
@@ -82,7 +84,7 @@ fn a_rule_with_a_rate_or_a_limit_is_swept_by_one() {
 
 #[test]
 fn a_rule_that_fails_on_rows_of_a_share_has_them_blocked() {
-    let server = server(&["pg_ttl_index.max_workers=2"]);
+    let server = server(&["pg_ttl_index.max_workers_per_table=2"]);
     let mut db = database(&server);
     db.run(LARGE);
     db.run(

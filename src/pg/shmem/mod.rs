@@ -12,7 +12,7 @@ pub use demand::{
 };
 pub use progress::{Hold, Path, Progress, claim_building, end_builders_on, report, report_end, sweeps};
 pub use shares::{
-    Gain, Given, Share, collect_shares, end_share, leave_shares, offer_share, owners_of_shares, take_share,
+    Gain, Given, Most, Share, collect_shares, end_share, leave_shares, offer_share, owners_of_shares, take_share,
 };
 use shares::{Offer, SHARES, orphan_shares};
 pub use tasks::{

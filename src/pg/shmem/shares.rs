@@ -50,9 +50,15 @@ impl Offer {
     }
 }
 
+/// The most processes that may be at work in this database, and those that may sweep one rule.
+pub struct Most {
+    pub here: usize,
+    pub of_rule: usize,
+}
+
 /// Offers a share to the helpers of an owner. Returns `false` if there is no room, if an earlier offer of this process
-/// waits, or if there are already `most` processes at work in this database.
-pub fn offer_share(owner: u32, share: Share, most: usize) -> bool {
+/// waits, or if there are already as many processes at work as there may be.
+pub fn offer_share(owner: u32, share: Share, most: Most) -> bool {
     if !is_preloaded() {
         return false;
     }
@@ -61,9 +67,10 @@ pub fn offer_share(owner: u32, share: Share, most: usize) -> bool {
     let is_at_work = |slot: &&Slot| {
         slot.pid != 0 && slot.database == database && matches!(slot.role, Role::Database | Role::Helper { .. })
     };
-    let waits =
-        shared.shares.iter().any(|offer| offer.is_of((pid, database), share.rule_id) && offer.state == State::Waiting);
-    if waits || shared.slots.iter().filter(is_at_work).count() >= most {
+    let own = || shared.shares.iter().filter(|offer| offer.is_of((pid, database), share.rule_id));
+    let is_enough = 1 + own().filter(|offer| offer.state == State::Taken).count() >= most.of_rule;
+    let waits = own().any(|offer| offer.state == State::Waiting);
+    if waits || is_enough || shared.slots.iter().filter(is_at_work).count() >= most.here {
         return false;
     }
     let Some(free) = shared.shares.iter_mut().find(|offer| offer.state == State::Free) else { return false };
