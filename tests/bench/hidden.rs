@@ -7,7 +7,7 @@ use harness::{Server, Session};
 const ROWS: u32 = 100_000;
 
 pub fn run(server: &Server) {
-    part("Hiding", "```text");
+    part("Hiding", "```");
     // The same tables with and without the library.
     let without = Server::start(&["shared_buffers=1GB", "autovacuum=off", "synchronous_commit=off"]);
     for server in [server, &without] {
@@ -74,7 +74,7 @@ pub fn run(server: &Server) {
 
 /// What it costs to look for hidden rows with the keys of new ones, where there are none.
 pub fn writes(server: &Server) {
-    part("Freeing keys", "```text");
+    part("Freeing keys", "```");
     let tables = ["seen", "unseen"];
     let mut session = Session::connect(server, "postgres", "postgres");
     for (table, hides) in tables.into_iter().zip([false, true]) {

@@ -28,13 +28,14 @@ fn main() {
     // All, or those that are named. Only a whole run is kept.
     let named: Vec<_> = std::env::args().skip(1).collect();
     let parts = [
-        ("peers", peers::run as fn(&Server)),
+        // First, because the kernel goes on writing what the others have written.
+        ("foreground", foreground::run as fn(&Server)),
+        ("peers", peers::run),
         ("shapes", shapes::run),
         ("idle", shapes::idle),
         ("growth", growth::rows),
         ("workers", growth::workers),
         ("idle_rules", growth::idle_rules),
-        ("foreground", foreground::run),
         ("extensions", peers::extensions),
         ("partitions", partitions::run),
         ("size", growth::size),
@@ -56,6 +57,12 @@ const ABOUT: &str = "# Benchmarks
 
 Written by `make bench`: every comparison is made side by side in one run. Ratios are what counts; the times are those of a small
 machine with two cores, on which other things may have been going on.
+
+Where the time goes in a sweep in order of expiry, in batches of 10,000, by a profile: 58 % deletes rows from the heap, of which 33 %
+writes WAL; 24 % reads the index and looks at the rows; 4 % is code of the extension; 6 % goes into batches, which cost a tenth of
+a millisecond each. One DELETE has the first two as well, so that a sweep of a table without triggers can be no faster than about
+0.7 of it. Transactions of others wait at commit for the WAL that a sweep has written, as they do for one DELETE: `batch_size`,
+`target_batch_time`, `max_wal_per_second` and `batch_delay` set how much that is.
 ";
 
 /// CPU seconds that a backend has used.

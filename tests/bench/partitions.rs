@@ -8,7 +8,7 @@ const LEAVES: u32 = 10;
 const ROWS: u32 = 1_000_000;
 
 pub fn run(server: &Server) {
-    part("Whole partitions", "```text");
+    part("Whole partitions", "```");
     say(format!(
         "\n{LEAVES} partitions of {ROWS} rows that have all expired, and one that has not. Time on the clock, one round.\n"
     ));

@@ -39,7 +39,7 @@ pub fn write(about: &str) {
 pub fn bars(file: &str, title: &str, names: &[String], series: &[(&str, Vec<f64>)]) {
     let path = docs().join("images").join(file);
     std::fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
-    let most = series.iter().flat_map(|(_, values)| values).fold(1.2, |most: f64, value| most.max(*value)) * 1.05;
+    let most = series.iter().flat_map(|(_, values)| values).fold(1.2, |most: f64, value| most.max(*value)) * 1.25;
     let area = SVGBackend::new(&path, (900, 360)).into_drawing_area();
     let draw = || -> Result<(), Box<dyn std::error::Error>> {
         area.fill(&WHITE)?;
@@ -48,7 +48,7 @@ pub fn bars(file: &str, title: &str, names: &[String], series: &[(&str, Vec<f64>
             .margin(10)
             .x_label_area_size(30)
             .y_label_area_size(40)
-            .build_cartesian_2d(0.0..names.len() as f64, 0.0..most)?;
+            .build_cartesian_2d(-0.5..names.len() as f64 - 0.5, 0.0..most)?;
         let name =
             |place: &f64| names.get(*place as usize).filter(|_| place.fract() == 0.0).cloned().unwrap_or_default();
         chart.configure_mesh().disable_x_mesh().x_labels(names.len() + 1).x_label_formatter(&name).draw()?;
@@ -56,7 +56,7 @@ pub fn bars(file: &str, title: &str, names: &[String], series: &[(&str, Vec<f64>
         for (row, (label, values)) in series.iter().enumerate() {
             let color = Palette99::pick(row).to_rgba();
             let bar = |(place, value): (usize, &f64)| {
-                let left = place as f64 + 0.1 + width * row as f64;
+                let left = place as f64 - 0.4 + width * row as f64;
                 Rectangle::new([(left, 0.0), (left + width * 0.95, *value)], color.filled())
             };
             chart
@@ -64,8 +64,13 @@ pub fn bars(file: &str, title: &str, names: &[String], series: &[(&str, Vec<f64>
                 .label(*label)
                 .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 10, y + 5)], color.filled()));
         }
-        chart.draw_series(LineSeries::new([(0.0, 1.0), (names.len() as f64, 1.0)], BLACK))?;
-        chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
+        chart.draw_series(LineSeries::new([(-0.5, 1.0), (names.len() as f64 - 0.5, 1.0)], BLACK))?;
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK)
+            .draw()?;
         area.present()?;
         Ok(())
     };

@@ -7,7 +7,7 @@ use harness::{Server, Session};
 const ROWS: u32 = 100_000;
 
 pub fn run(server: &Server) {
-    part("One row, and writing", "```text");
+    part("One row, and writing", "```");
     let mut session = Session::connect(server, "postgres", "postgres");
     session.run(&format!(
         "DROP TABLE IF EXISTS t; CREATE TABLE t (id int PRIMARY KEY, at timestamptz DEFAULT now(), n int);

@@ -42,7 +42,7 @@ const SHAPES: [Shape; 9] = [
         by_hand: "DELETE FROM t WHERE at <= now() - interval '1 day' AND id % 10 <> 0",
     },
     Shape {
-        name: "three more indexes",
+        name: "3 more indexes",
         order: IN_ORDER,
         pad: PAD,
         setup: "CREATE INDEX ON t (id); CREATE INDEX ON t (pad, id); CREATE INDEX ON t ((id % 1000))",
@@ -50,7 +50,7 @@ const SHAPES: [Shape; 9] = [
         by_hand: DELETE,
     },
     Shape {
-        name: "BEFORE DELETE trigger",
+        name: "trigger",
         order: IN_ORDER,
         pad: PAD,
         setup: "CREATE OR REPLACE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END';
@@ -59,7 +59,7 @@ const SHAPES: [Shape; 9] = [
         by_hand: DELETE,
     },
     Shape {
-        name: "foreign key with cascade",
+        name: "cascade",
         order: IN_ORDER,
         pad: PAD,
         setup: "ALTER TABLE t ADD PRIMARY KEY (id);

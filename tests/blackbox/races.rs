@@ -69,13 +69,28 @@ fn random_table(db: &mut Database, random: &mut Random) -> String {
     describe
 }
 
+/// Checks the tables and their indexes with PostgreSQL's own tool.
+fn check_relations(db: &mut Database, describe: &str) {
+    db.run("CREATE EXTENSION amcheck");
+    db.run(
+        "SELECT bt_index_check(indexrelid, true) FROM pg_index JOIN pg_class c ON c.oid = indexrelid
+            WHERE indrelid IN (SELECT oid FROM pg_class WHERE relname LIKE 't%' AND relkind = 'r')
+              AND c.relam = (SELECT oid FROM pg_am WHERE amname = 'btree')",
+    );
+    let faults = "SELECT count(f) FROM pg_class c CROSS JOIN LATERAL verify_heapam(c.oid) AS f
+                  WHERE relname LIKE 't%' AND relkind = 'r' AND relnamespace = 'public'::regnamespace";
+    assert_eq!(db.get(faults), "0", "{describe}");
+}
+
 #[test]
 fn after_a_sweep_exactly_the_expired_unblocked_rows_are_gone() {
     for seed in 0..25 {
         let mut random = Random(seed);
         let mut db = Database::new();
         db.run("SELECT ttl_stop_worker()");
-        let describe = random_table(&mut db, &mut random);
+        let scan = random.pick(&["auto", "auto", "index", "blocks"]);
+        let describe = format!("{} {scan}", random_table(&mut db, &mut random));
+        db.run(&format!("SET pg_ttl_index.debug_scan = {scan}"));
         let filter = db.get("SELECT coalesce(filter, 'true') FROM ttl_summary");
         let blocked = db.get("SELECT soft_delete_column IS NULL FROM ttl_summary");
         db.run(&format!(
@@ -95,18 +110,33 @@ fn after_a_sweep_exactly_the_expired_unblocked_rows_are_gone() {
         assert_eq!(db.get(&differences), "0", "seed {seed}: {describe}");
         assert_eq!(db.get("SELECT count(*) > 200 FROM expected"), "t", "seed {seed}: {describe}");
         assert_eq!(db.get("SELECT total_rows_deleted > 100 FROM ttl_summary"), "t", "seed {seed}: {describe}");
+        check_relations(&mut db, &describe);
     }
 }
 
 #[test]
 fn a_row_touched_while_it_is_being_swept_lives() {
-    for method in ["btree", "none"] {
+    // By index and by blocks, from the heap and by SQL; rows that share a value are found by blocks.
+    let trigger = "CREATE FUNCTION watch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END';
+                   CREATE TRIGGER watch BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION watch()";
+    let ways = [
+        ("btree", 1, ""),
+        ("btree", 0, ""),
+        ("brin", 1, ""),
+        ("none", 1, ""),
+        ("btree", 1, trigger),
+        ("none", 0, trigger),
+    ];
+    for (method, apart, also) in ways {
         let mut db = Database::new();
         db.run("SELECT ttl_stop_worker()");
-        db.run(
+        db.run(&format!(
             "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, touched boolean DEFAULT false);
-                INSERT INTO t SELECT i, now() - interval '1 day' FROM generate_series(1, 30000) i",
-        );
+             INSERT INTO t SELECT i, now() - interval '1 day' + {apart} * i * interval '1 second' FROM generate_series(1, 30000) i"
+        ));
+        if !also.is_empty() {
+            db.run(also);
+        }
         db.run(&format!("SELECT ttl_create_index('t', 'at', interval '1 hour', 500, index_method => '{method}')"));
         let begun = Arc::new(Barrier::new(3));
         let touch = |mut session: Session, from: i32| {
@@ -136,6 +166,7 @@ fn a_row_touched_while_it_is_being_swept_lives() {
         assert_eq!(db.get("SELECT count(*), bool_and(touched) FROM t"), format!("{touched}|t"), "{method}");
         let deleted = db.get("SELECT total_rows_deleted FROM ttl_summary");
         assert_eq!(deleted, (30000 - touched).to_string(), "{method}");
+        check_relations(&mut db, method);
     }
 }
 

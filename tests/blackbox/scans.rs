@@ -2,7 +2,7 @@
 
 use crate::sweep::with;
 use crate::worker::{database, server};
-use harness::Database;
+use harness::{Database, Session};
 use std::time::{Duration, Instant};
 
 /// 200,000 rows, one a second, the last of them now; `place` of row `i` says where in this order it is.
@@ -235,4 +235,41 @@ fn a_batch_takes_as_many_rows_as_fit_into_the_target_time() {
     let (batches, rows) = line.split_once('|').expect("two columns");
     let (batches, rows): (i32, i32) = (batches.parse().expect("a number"), rows.parse().expect("a number"));
     assert!(batches >= 6 && rows / batches < 500, "{batches} batches of {rows} rows that take half a millisecond each");
+}
+
+#[test]
+fn a_crash_in_the_middle_of_a_sweep_loses_nothing_whatever_the_plan() {
+    let trigger = "CREATE FUNCTION watch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END';
+                   CREATE TRIGGER watch BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION watch()";
+    let ways = [("btree", "index", ""), ("btree", "blocks", ""), ("brin", "auto", ""), ("btree", "auto", trigger)];
+    for (method, scan, also) in ways {
+        let server = server(&[&format!("pg_ttl_index.debug_scan={scan}")]);
+        let mut session = Session::connect(&server, "postgres", "postgres");
+        session.run(
+            "CREATE EXTENSION pg_ttl_index; CREATE EXTENSION amcheck; CREATE TABLE t (id int PRIMARY KEY, at timestamptz);
+             INSERT INTO t SELECT i, CASE WHEN i % 100 = 0 THEN 'infinity' ELSE now() - interval '1 year' + i * interval '1 second' END
+             FROM generate_series(1, 60000) i",
+        );
+        if !also.is_empty() {
+            session.run(also);
+        }
+        session.run(&format!("SELECT ttl_create_index('t', 'at', interval '1 day', 20, index_method => '{method}')"));
+        session.wait_for("SELECT count(*) < 55000 FROM t", "t");
+        let victim = session.get("SELECT coalesce((SELECT pid FROM ttl_progress LIMIT 1), pg_backend_pid())");
+        harness::run(std::process::Command::new("kill").args(["-9", &victim]));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let is_back =
+            || server.log().contains("reinitializing") && Session::try_connect(&server, "postgres", "postgres").is_ok();
+        while !is_back() {
+            assert!(Instant::now() < deadline, "the server did not come back");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let mut session = Session::connect(&server, "postgres", "postgres");
+        session.wait_for("SELECT count(*) FROM t WHERE at < 'infinity'", "0");
+        assert_eq!(session.get("SELECT count(*), min(id) FROM t"), "600|100", "{method} {scan}");
+        let counted = "SELECT total_rows_deleted FROM ttl_summary";
+        assert_eq!(session.get(counted), "59400", "{method} {scan}: a batch is counted if it is committed");
+        session.run("SELECT bt_index_check('t_pkey', true)");
+        assert_eq!(session.get("SELECT count(*) FROM verify_heapam('t')"), "0", "{method} {scan}");
+    }
 }

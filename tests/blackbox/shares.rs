@@ -23,6 +23,8 @@ fn check_end(db: &mut Database, sweeps: &str) {
     assert_eq!(db.get("SELECT count(*) FROM t"), "1000");
     assert_eq!(db.get("SELECT total_rows_deleted, state, last_error FROM ttl_summary"), "399000|active|");
     db.wait_for(&format!("SELECT {sweeps} FROM ttl_history"), "t");
+    db.run("CREATE EXTENSION amcheck");
+    assert_eq!(db.get("SELECT count(*) FROM verify_heapam('t')"), "0");
 }
 
 #[test]

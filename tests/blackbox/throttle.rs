@@ -20,7 +20,7 @@ fn a_rule_keeps_its_rate_and_shows_that_it_waits() {
     db.wait_for(ROWS, "0");
     // The last batch need not be paid for any more.
     assert!(started.elapsed() >= Duration::from_secs(3), "{:?}", started.elapsed());
-    db.wait_for("SELECT rows_removed, batches, status FROM ttl_history", "1000|4|done");
+    db.wait_for("SELECT rows_removed, batches >= 4, status FROM ttl_history", "1000|t|done");
 }
 
 #[test]
