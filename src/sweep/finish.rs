@@ -9,10 +9,10 @@ use pgrx::datum::datetime_support::clock_timestamp;
 
 impl Sweep {
     /// Records how the sweep ended, if there is anything to record.
-    pub fn finish(self, end: &Result<Step, Failure>) -> Result<(), Failure> {
+    pub fn finish(mut self, end: &Result<Step, Failure>) -> Result<(), Failure> {
         shmem::report_end(self.rule.id);
         if self.gave_away {
-            shmem::leave_shares(self.rule.id);
+            self.add_gains(shmem::leave_shares(self.rule.id));
         }
         if self.is_share {
             return Ok(());

@@ -269,10 +269,11 @@ impl Sweep {
                     return self.deferred_failure.take().map_or(Ok(Step::Finished), Err);
                 };
                 let after = blocked::value(&self.rule, self.left.as_ref().and_then(|left| left.up_to.as_deref()));
+                let range = self.range.take();
                 match self.scope.attempt(|| begin_leaf(&self.rule, &self.cutoff, leaf, after, self.is_aloof))? {
                     Begun::Work(work) if self.awaits_index(&work.scan) => {}
                     Begun::Work(mut work) => {
-                        work.scan.restrict(self.range.take(), self.can_share(&work.leaf));
+                        work.scan.restrict(range, self.can_share(&work.leaf));
                         self.is_ordered = work.scan.is_ordered() && !self.rule.has_children;
                         self.work = Some(*work);
                     }

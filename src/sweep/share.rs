@@ -6,7 +6,7 @@
 
 use super::find::cutoff;
 use super::find::leaf::{self, Leaf};
-use super::{Step, Sweep};
+use super::{Sweep, Tally};
 use crate::catalog::{Catalog, Initiator, Rule};
 use crate::guc;
 use crate::pg::shmem::{self, Gain, Given, Most, Share};
@@ -32,11 +32,24 @@ impl Sweep {
         }))
     }
 
-    /// Returns what the sweep of a share has done, if nothing is left of the share.
-    pub fn gain(&self, end: &Result<Step, Failure>) -> Option<Gain> {
-        let tally = &self.tally;
-        let gain = Gain { rows: tally.rows, batches: tally.batches, locked: tally.locked, wal_bytes: tally.wal_bytes };
-        (*end == Ok(Step::Finished) && tally.blocked == 0).then_some(gain)
+    /// Returns what the sweep of a share has done.
+    pub fn gain(&self) -> Gain {
+        let Tally { rows, batches, locked, wal_bytes, .. } = self.tally;
+        Gain { rows, batches, locked, wal_bytes }
+    }
+
+    /// Whether other processes have shares of this sweep.
+    pub fn is_shared(&self) -> bool {
+        self.gave_away
+    }
+
+    pub(super) fn add_gains(&mut self, gains: Vec<Gain>) {
+        for gain in gains {
+            self.tally.rows += gain.rows;
+            self.tally.batches += gain.batches;
+            self.tally.locked += gain.locked;
+            self.tally.wal_bytes += gain.wal_bytes;
+        }
     }
 
     /// Whether other processes may sweep parts of this leaf. Limits of the rule count for all that is swept, and what
@@ -77,12 +90,7 @@ impl Sweep {
             return Ok(false);
         }
         let Given { gains, returned, are_outstanding } = shmem::collect_shares(self.rule.id);
-        for gain in gains {
-            self.tally.rows += gain.rows;
-            self.tally.batches += gain.batches;
-            self.tally.locked += gain.locked;
-            self.tally.wal_bytes += gain.wal_bytes;
-        }
+        self.add_gains(gains);
         self.returned.extend(returned);
         self.gave_away = are_outstanding;
         Ok(are_outstanding && self.returned.is_empty())
@@ -91,9 +99,15 @@ impl Sweep {
     /// Returns a leaf whose blocks in `range` have come back.
     pub(super) fn next_returned(&mut self) -> Result<Option<Leaf>, Failure> {
         let Some(share) = self.returned.pop() else { return Ok(None) };
-        self.range = Some(share.from..share.to);
         let (rule, relid) = (&self.rule, Oid::from(share.relid));
         let leaves = self.scope.attempt(|| in_sandbox(rule, || leaf::find(rule, &cutoff::of(rule)?.literal, false)))?;
-        Ok(leaves.sweepable.into_iter().find(|leaf| leaf.relid == relid))
+        match leaves.sweepable.into_iter().find(|leaf| leaf.relid == relid) {
+            Some(leaf) => {
+                self.range = Some(share.from..share.to);
+                Ok(Some(leaf))
+            }
+            // The leaf has gone.
+            None => self.next_returned(),
+        }
     }
 }

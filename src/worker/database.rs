@@ -362,7 +362,8 @@ impl Worker {
             }
             Turn::More(sweep, wait) => {
                 // The rule has a backlog and other rules wait: a helper takes over from where the catalog says it is.
-                if wait.is_zero() && !self.queue.is_empty() && self.helpers.have_room() {
+                let can_hand_over = !sweep.is_shared() && self.helpers.have_room();
+                if wait.is_zero() && !self.queue.is_empty() && can_hand_over {
                     finish(*sweep, &Ok(Step::Outdated));
                     return self.helpers.hand_over(id, owner.to_u32(), begun);
                 }

@@ -5,7 +5,7 @@ use super::{TURN, start};
 use crate::guc;
 use crate::pg::entry::worker_main;
 use crate::pg::process;
-use crate::pg::shmem::{self, Gain, Role, Share, Swept};
+use crate::pg::shmem::{self, Role, Share, Swept};
 use crate::sweep::{Advance, Step, Sweep};
 use pgrx::bgworkers::DynamicBackgroundWorker;
 use pgrx::pg_sys::Oid;
@@ -60,7 +60,7 @@ fn help(owner: u32, queue: &mut VecDeque<Job>) {
         if queue.is_empty()
             && let Some(share) = shmem::take_share()
         {
-            shmem::end_share(share, sweep_share(share, owner));
+            shmem::end_share(share, sweep_share(share, owner).is_some());
             busy_at = Instant::now();
             continue;
         }
@@ -102,14 +102,17 @@ fn load(rule_id: i64, owner: u32) -> Option<Job> {
     }
 }
 
-/// Sweeps a share to its end, unless other owners need the process. Returns what was done, if nothing is left of it.
-fn sweep_share(share: Share, owner: u32) -> Option<Gain> {
+/// Sweeps a share to its end, unless its leader goes, or rules or other databases need the process. Returns `None` if
+/// something is left of it.
+fn sweep_share(share: Share, owner: u32) -> Option<()> {
     let Job { work: Work::Due(catalog, rule), closes_at, .. } = load(share.rule_id, owner)? else { return None };
     process::report_activity(Some(&format!("sweeping blocks {} to {} of {rule}", share.from, share.to)));
     let mut sweep = Sweep::begin_share(&catalog, *rule, &share).ok()??;
     let end = loop {
         process::reload_configuration();
-        if !guc::enabled() || shmem::is_in_the_way(most()) {
+        let is_led = shmem::report_gain(share, sweep.gain());
+        let is_wanted = || shmem::has_task() || shmem::is_in_the_way(most()) || shmem::somebody_waits();
+        if !guc::enabled() || !is_led || !shmem::has_worker(process::current_database()) || is_wanted() {
             break Ok(Step::Outdated);
         }
         match sweep.advance(i64::MAX, closes_at) {
@@ -120,9 +123,10 @@ fn sweep_share(share: Share, owner: u32) -> Option<Gain> {
             Err(failure) => break Err(failure),
         }
     };
-    let gain = sweep.gain(&end);
+    shmem::report_gain(share, sweep.gain());
+    let is_complete = end == Ok(Step::Finished) && sweep.tally.blocked == 0;
     finish(sweep, &end);
-    gain
+    is_complete.then_some(())
 }
 
 /// Gives a job its turn, and queues it again behind the others if it has not ended.

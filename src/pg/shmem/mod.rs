@@ -12,12 +12,13 @@ pub use demand::{
 };
 pub use progress::{Hold, Path, Progress, claim_building, end_builders_on, report, report_end, sweeps};
 pub use shares::{
-    Gain, Given, Most, Share, collect_shares, end_share, leave_shares, offer_share, owners_of_shares, take_share,
+    Gain, Given, Most, Share, collect_shares, end_share, leave_shares, offer_share, owners_of_shares, report_gain,
+    take_share,
 };
 use shares::{Offer, SHARES, orphan_shares};
 pub use tasks::{
-    End, Swept, Task, add_task, begin_turn, doom, drop_tasks, end_task, end_turn, give_back_tasks, is_in_the_way,
-    report_busy, take_ended_tasks, take_task, tasks,
+    End, Swept, Task, add_task, begin_turn, doom, drop_tasks, end_task, end_turn, give_back_tasks, has_task,
+    is_in_the_way, report_busy, take_ended_tasks, take_task, tasks,
 };
 use tasks::{TASKS, orphan_tasks, own_owner};
 

@@ -29,8 +29,10 @@ enum State {
     Free,
     Waiting,
     Taken,
-    /// Without a gain, the leader has to sweep the share itself.
-    Ended(Option<Gain>),
+    /// The leader has to sweep an incomplete share itself.
+    Ended {
+        is_complete: bool,
+    },
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,6 +43,8 @@ pub(super) struct Offer {
     /// 0 if it has gone.
     leader: i32,
     taker: i32,
+    /// What the taker has done so far.
+    gain: Gain,
     state: State,
 }
 
@@ -74,7 +78,7 @@ pub fn offer_share(owner: u32, share: Share, most: Most) -> bool {
         return false;
     }
     let Some(free) = shared.shares.iter_mut().find(|offer| offer.state == State::Free) else { return false };
-    *free = Offer { share, database, owner, leader: pid, taker: 0, state: State::Waiting };
+    *free = Offer { share, database, owner, leader: pid, state: State::Waiting, ..Offer::default() };
     let is_helper = |slot: &&Slot| slot.pid != 0 && slot.database == database && slot.role == Role::Helper { owner };
     let mut wanted: Vec<i32> = shared.slots.iter().filter(is_helper).map(|slot| slot.pid).collect();
     wanted.push(worker_of(&shared, database));
@@ -102,24 +106,35 @@ pub fn take_share() -> Option<Share> {
     Some(offer.share)
 }
 
-/// Tells the leader how the sweep of a share has ended.
-pub fn end_share(share: Share, gain: Option<Gain>) {
+/// Publishes what has been done of a share that this process has taken. Returns whether its leader is still there.
+pub fn report_gain(share: Share, gain: Gain) -> bool {
+    let (pid, _) = myself();
+    let mut shared = SHMEM.exclusive();
+    let offer = shared.shares.iter_mut().find(|offer| offer.taker == pid && offer.share == share);
+    offer.is_some_and(|offer| {
+        offer.gain = gain;
+        offer.leader != 0
+    })
+}
+
+/// Tells the leader that the sweep of a share has ended.
+pub fn end_share(share: Share, is_complete: bool) {
     let (pid, _) = myself();
     let mut leader = 0;
     let mut shared = SHMEM.exclusive();
     for offer in shared.shares.iter_mut().filter(|offer| offer.taker == pid && offer.share == share) {
         leader = offer.leader;
-        end(offer, gain);
+        end(offer, is_complete);
     }
     drop(shared);
     set_latch(leader);
 }
 
-fn end(offer: &mut Offer, gain: Option<Gain>) {
+fn end(offer: &mut Offer, is_complete: bool) {
     if offer.leader == 0 {
         *offer = Offer::default();
     } else {
-        (offer.taker, offer.state) = (0, State::Ended(gain));
+        (offer.taker, offer.state) = (0, State::Ended { is_complete });
     }
 }
 
@@ -127,7 +142,7 @@ fn end(offer: &mut Offer, gain: Option<Gain>) {
 #[derive(Default)]
 pub struct Given {
     pub gains: Vec<Gain>,
-    /// Shares that nobody has taken, or whose sweep has failed: they are this process's own again.
+    /// Shares that nobody has taken, or that were not finished: they are this process's own again.
     pub returned: Vec<Share>,
     pub are_outstanding: bool,
 }
@@ -141,18 +156,23 @@ pub fn collect_shares(rule_id: i64) -> Given {
                 given.are_outstanding = true;
                 continue;
             }
-            State::Ended(Some(gain)) => given.gains.push(gain),
+            State::Ended { is_complete: true } => {}
             _ => given.returned.push(offer.share),
         }
+        given.gains.push(offer.gain);
         *offer = Offer::default();
     }
     given
 }
 
-/// Gives up the shares of a rule that this process leads: others finish what they have begun, for nobody.
-pub fn leave_shares(rule_id: i64) {
-    let myself = myself();
-    SHMEM.exclusive().shares.iter_mut().filter(|offer| offer.is_of(myself, rule_id)).for_each(lose_leader);
+/// Gives up the shares of a rule that this process leads: whoever has one stops. Returns what they have done so far.
+pub fn leave_shares(rule_id: i64) -> Vec<Gain> {
+    let (myself, mut gains) = (myself(), Vec::new());
+    for offer in SHMEM.exclusive().shares.iter_mut().filter(|offer| offer.is_of(myself, rule_id)) {
+        gains.push(offer.gain);
+        lose_leader(offer);
+    }
+    gains
 }
 
 fn lose_leader(offer: &mut Offer) {
@@ -167,7 +187,7 @@ fn lose_leader(offer: &mut Offer) {
 pub(super) fn orphan_shares(shared: &mut Shared, slot: &Slot) {
     for offer in shared.shares.iter_mut().filter(|offer| offer.state != State::Free) {
         if offer.taker == slot.pid {
-            end(offer, None);
+            end(offer, false);
         }
         if offer.leader == slot.pid {
             lose_leader(offer);

@@ -155,6 +155,14 @@ pub fn take_task() -> Option<i64> {
     Some(task.rule_id)
 }
 
+/// Whether a rule waits for this helper.
+pub fn has_task() -> bool {
+    let (_, database) = myself();
+    let shared = SHMEM.share();
+    let owner = own_owner(&shared);
+    shared.tasks.iter().any(|task| task.database == database && Some(task.owner) == owner && task.is_waiting())
+}
+
 /// Tells the database worker that this helper is done with a rule.
 pub fn end_task(rule_id: i64, swept: Swept) {
     let (pid, database) = myself();
