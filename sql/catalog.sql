@@ -15,6 +15,8 @@ CREATE TABLE ttl_index_table (
     schema_name                text NOT NULL,
     table_name                 text NOT NULL,
     column_name                text NOT NULL,
+    -- Tells the rules on one column apart.
+    rule_name                  text CHECK (octet_length(rule_name) BETWEEN 1 AND 63),
     expire_after               interval NOT NULL CHECK (expire_after >= interval '0'),
     -- For reading; rounded up, so that only a TTL of zero shows as zero.
     expire_after_seconds       bigint NOT NULL GENERATED ALWAYS AS (ceil(extract(epoch FROM expire_after))::bigint) STORED,
@@ -22,13 +24,14 @@ CREATE TABLE ttl_index_table (
     -- NULL follows the setting pg_ttl_index.batch_size.
     batch_size                 integer CHECK (batch_size > 0),
     soft_delete_column         text,
+    clear_columns              text[] CHECK (cardinality(clear_columns) > 0),
     filter                     text,
     filter_columns             text[] NOT NULL DEFAULT '{}',
     -- For a rule on an expression, which is then its column_name: the columns it uses, and its type.
     expression_columns         text[],
     expression_type            text,
     -- The base types of the columns that the rule uses: the TTL column or those of the expression, the soft delete
-    -- column, those of the filter. A rule whose columns have other types waits until a user says what is meant.
+    -- column, those that are cleared, those of the filter. A rule whose columns have other types waits until a user says what is meant.
     column_types               text[],
     -- How many triggers and rewrite rules the table and the relations below it have, including those of foreign keys. A
     -- restored rule waits until that many exist again.
@@ -43,6 +46,7 @@ CREATE TABLE ttl_index_table (
     archive_to                 text,
     on_expire                  text,
     notify_channel             text CHECK (octet_length(notify_channel) BETWEEN 1 AND 63),
+    emit_message               boolean NOT NULL DEFAULT false,
     partition_action           text NOT NULL DEFAULT 'delete' CHECK (partition_action IN ('delete', 'drop', 'detach')),
     run_every                  interval CHECK (run_every > interval '0'),
     run_window                 text,
@@ -76,6 +80,10 @@ CREATE TABLE ttl_index_table (
     -- When the blocked rows are due for another try, and how often they were tried; see ttl_state.
     blocked_retry_at           timestamptz,
     blocked_tries              integer NOT NULL DEFAULT 0 CHECK (blocked_tries >= 0),
+    -- The largest share of its table that the rule may take at once by somebody's word, and the share that it would
+    -- have taken if it is held for that.
+    largest_share              double precision NOT NULL DEFAULT 0 CHECK (largest_share BETWEEN 0 AND 1),
+    held_share                 double precision CHECK (held_share BETWEEN 0 AND 1),
     locked_rows                bigint NOT NULL DEFAULT 0 CHECK (locked_rows >= 0),
     skipped_parts              text,
     -- Counts changes to the definition, so that a running sweep notices one.
@@ -107,8 +115,13 @@ CREATE TABLE ttl_binding (
     -- role.
     owner              oid NOT NULL DEFAULT 0,
     attnum             smallint,
+    rule_name          text,
     expression_attnums smallint[],
     soft_delete_attnum smallint,
+    -- The columns that are cleared, their defaults as PostgreSQL prints them, and the values of those, as constants.
+    clear_attnums      smallint[],
+    clear_defaults     text[],
+    clear_values       text[],
     filter_attnums     smallint[] NOT NULL DEFAULT '{}',
     index_relid        oid,
     archive_relid      oid,
@@ -132,9 +145,10 @@ CREATE TABLE ttl_binding (
     -- and foreign keys and triggers may be still to come: the rule rests.
     held_by            integer,
     held_since         timestamptz,
-    UNIQUE (relid, attnum),
     CHECK ((attnum IS NULL) = (expression_attnums IS NOT NULL))
 );
+CREATE INDEX ON ttl_binding (relid);
+CREATE UNIQUE INDEX ON ttl_binding (relid, attnum, rule_name) NULLS NOT DISTINCT WHERE attnum IS NOT NULL;
 CREATE INDEX ON ttl_binding USING gin (uses) WITH (fastupdate = off);
 CREATE INDEX ON ttl_binding (index_relid);
 
@@ -182,6 +196,21 @@ RETURN CASE WHEN names IS NOT NULL THEN (
     LEFT JOIN pg_attribute a ON a.attrelid = table_relid AND a.attname = named.name AND NOT a.attisdropped
 ) END;
 
+-- The defaults of columns with these numbers, NULL for a column without one. The type in the comment tells a default from
+-- the same one of another precision.
+CREATE FUNCTION ttl_defaults(table_relid oid, attnums smallint[]) RETURNS text[]
+    STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off SET TimeZone = 'UTC'
+    SET DateStyle = 'ISO, YMD' SET IntervalStyle = 'postgres_verbose' SET extra_float_digits = 1 SET bytea_output = 'hex'
+    SET lc_monetary = 'C'
+RETURN CASE WHEN attnums IS NOT NULL THEN (
+    SELECT array_agg(coalesce(pg_get_expr(d.adbin, d.adrelid), pg_get_expr(y.typdefaultbin, 0))
+                     || format(' /* %s */', format_type(a.atttypid, a.atttypmod)) ORDER BY numbered.position)
+    FROM unnest(attnums) WITH ORDINALITY AS numbered (attnum, position)
+    LEFT JOIN pg_attribute a ON a.attrelid = table_relid AND a.attnum = numbered.attnum AND a.attgenerated = ''
+    LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    LEFT JOIN pg_type y ON y.oid = a.atttypid
+) END;
+
 -- The function that a rule calls with its expired rows, NULL if there is none.
 CREATE FUNCTION ttl_on_expire_oid(name text) RETURNS oid
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
@@ -194,6 +223,7 @@ CREATE TABLE ttl_history_log (
     schema_name  text NOT NULL,
     table_name   text NOT NULL,
     column_name  text NOT NULL,
+    rule_name    text,
     initiator    text NOT NULL,
     started_at   timestamptz NOT NULL,
     finished_at  timestamptz NOT NULL,
@@ -218,6 +248,15 @@ CREATE TABLE ttl_worker_off (
     only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one)
 );
 SELECT pg_extension_config_dump('ttl_worker_off', '');
+
+-- The clock that sweeps of this database go by: how many microseconds it was ahead of the time since a start of the
+-- machine, and when that was.
+CREATE TABLE ttl_clock (
+    boot     text NOT NULL,
+    ahead    bigint NOT NULL,
+    seen     timestamptz NOT NULL,
+    only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one)
+);
 
 -- The server's point-in-time recoveries that this database has taken note of: sweeping was switched off for each, or
 -- there was nothing to sweep yet.

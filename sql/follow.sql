@@ -3,9 +3,9 @@
 -- All of it is written in Rust and finds the extension's tables by itself, so that their schema can be renamed. It
 -- works in every session, whether the library is preloaded or not.
 CREATE TRIGGER ttl_count_version
-    BEFORE UPDATE OF schema_name, table_name, column_name, expire_after, active, batch_size, soft_delete_column, filter,
+    BEFORE UPDATE OF schema_name, table_name, column_name, rule_name, expire_after, active, batch_size, soft_delete_column, clear_columns, filter,
                      filter_columns, expression_columns, expression_type, time_zone, unit, index_method, "concurrently",
-                     hide_expired, purge_after, archive_to, on_expire, notify_channel, partition_action, run_every, run_window,
+                     hide_expired, purge_after, archive_to, on_expire, notify_channel, emit_message, partition_action, run_every, run_window,
                      max_rows_per_second, max_rows_per_run, index_name
     ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_count_version();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_count_version;
@@ -24,7 +24,7 @@ CREATE TRIGGER ttl_take_in
 ALTER TABLE ttl_worker_off ENABLE ALWAYS TRIGGER ttl_take_in;
 
 CREATE TRIGGER ttl_bind
-    AFTER INSERT OR UPDATE OF schema_name, table_name, column_name, soft_delete_column, filter_columns,
+    AFTER INSERT OR UPDATE OF schema_name, table_name, column_name, rule_name, soft_delete_column, clear_columns, filter_columns,
                               expression_columns, index_name, archive_to, on_expire
     ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_bind();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_bind;

@@ -4,8 +4,8 @@ REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_star
 REVOKE ALL ON FUNCTION ttl_bind(), ttl_take_in(), ttl_adopt() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_follow_ddl() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_on_expire_oid(text)
-    FROM PUBLIC;
+REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_on_expire_oid(text),
+    ttl_defaults(oid, smallint[]) FROM PUBLIC;
 
 -- Rule definitions are no secret, like those of indexes and constraints, so everybody can dump them. Their status is
 -- for roles that may read the table and for pg_monitor; error messages are for the owner and pg_monitor.
@@ -13,7 +13,7 @@ GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_history, ttl_p
 -- Everybody can restore them, too: see ttl_take_in.
 GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
 GRANT SELECT (id, rule_id, schema_name, table_name, column_name, initiator, started_at, finished_at, rows_removed, partitions_removed,
-              batches, blocked_rows, locked_rows, wal_bytes, plan, status, error_code) ON ttl_history_log TO PUBLIC;
+              batches, blocked_rows, locked_rows, wal_bytes, plan, status, error_code, rule_name) ON ttl_history_log TO PUBLIC;
 ALTER TABLE ttl_history_log ENABLE ROW LEVEL SECURITY;
 CREATE POLICY readable_table ON ttl_history_log FOR SELECT USING (
     pg_has_role('pg_monitor', 'USAGE') OR rule_id = ANY (ARRAY(SELECT rule_id FROM ttl_states())));
@@ -24,6 +24,7 @@ COMMENT ON TABLE ttl_binding IS 'what the names in TTL rules stand for in this d
 COMMENT ON TABLE ttl_state IS 'what errors of TTL rules say, and how far their rows are blocked';
 COMMENT ON TABLE ttl_history_log IS 'sweeps that did something or failed; see the view ttl_history';
 COMMENT ON TABLE ttl_worker_off IS 'has a row while automatic sweeping is switched off';
+COMMENT ON TABLE ttl_clock IS 'the clock that sweeps go by';
 COMMENT ON TABLE ttl_recovery IS 'point-in-time recoveries that this database has taken note of';
 COMMENT ON VIEW ttl_summary IS 'TTL rules that you may see, and how they are doing';
 COMMENT ON VIEW ttl_history IS 'sweeps that did something or failed';

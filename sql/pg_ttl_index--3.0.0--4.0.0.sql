@@ -28,6 +28,8 @@ CREATE TABLE ttl_index_table (
     schema_name                text NOT NULL,
     table_name                 text NOT NULL,
     column_name                text NOT NULL,
+    -- Tells the rules on one column apart.
+    rule_name                  text CHECK (octet_length(rule_name) BETWEEN 1 AND 63),
     expire_after               interval NOT NULL CHECK (expire_after >= interval '0'),
     -- For reading; rounded up, so that only a TTL of zero shows as zero.
     expire_after_seconds       bigint NOT NULL GENERATED ALWAYS AS (ceil(extract(epoch FROM expire_after))::bigint) STORED,
@@ -35,13 +37,14 @@ CREATE TABLE ttl_index_table (
     -- NULL follows the setting pg_ttl_index.batch_size.
     batch_size                 integer CHECK (batch_size > 0),
     soft_delete_column         text,
+    clear_columns              text[] CHECK (cardinality(clear_columns) > 0),
     filter                     text,
     filter_columns             text[] NOT NULL DEFAULT '{}',
     -- For a rule on an expression, which is then its column_name: the columns it uses, and its type.
     expression_columns         text[],
     expression_type            text,
     -- The base types of the columns that the rule uses: the TTL column or those of the expression, the soft delete
-    -- column, those of the filter. A rule whose columns have other types waits until a user says what is meant.
+    -- column, those that are cleared, those of the filter. A rule whose columns have other types waits until a user says what is meant.
     column_types               text[],
     -- How many triggers and rewrite rules the table and the relations below it have, including those of foreign keys. A
     -- restored rule waits until that many exist again.
@@ -56,6 +59,7 @@ CREATE TABLE ttl_index_table (
     archive_to                 text,
     on_expire                  text,
     notify_channel             text CHECK (octet_length(notify_channel) BETWEEN 1 AND 63),
+    emit_message               boolean NOT NULL DEFAULT false,
     partition_action           text NOT NULL DEFAULT 'delete' CHECK (partition_action IN ('delete', 'drop', 'detach')),
     run_every                  interval CHECK (run_every > interval '0'),
     run_window                 text,
@@ -89,6 +93,10 @@ CREATE TABLE ttl_index_table (
     -- When the blocked rows are due for another try, and how often they were tried; see ttl_state.
     blocked_retry_at           timestamptz,
     blocked_tries              integer NOT NULL DEFAULT 0 CHECK (blocked_tries >= 0),
+    -- The largest share of its table that the rule may take at once by somebody's word, and the share that it would
+    -- have taken if it is held for that.
+    largest_share              double precision NOT NULL DEFAULT 0 CHECK (largest_share BETWEEN 0 AND 1),
+    held_share                 double precision CHECK (held_share BETWEEN 0 AND 1),
     locked_rows                bigint NOT NULL DEFAULT 0 CHECK (locked_rows >= 0),
     skipped_parts              text,
     -- Counts changes to the definition, so that a running sweep notices one.
@@ -120,8 +128,13 @@ CREATE TABLE ttl_binding (
     -- role.
     owner              oid NOT NULL DEFAULT 0,
     attnum             smallint,
+    rule_name          text,
     expression_attnums smallint[],
     soft_delete_attnum smallint,
+    -- The columns that are cleared, their defaults as PostgreSQL prints them, and the values of those, as constants.
+    clear_attnums      smallint[],
+    clear_defaults     text[],
+    clear_values       text[],
     filter_attnums     smallint[] NOT NULL DEFAULT '{}',
     index_relid        oid,
     archive_relid      oid,
@@ -145,9 +158,10 @@ CREATE TABLE ttl_binding (
     -- and foreign keys and triggers may be still to come: the rule rests.
     held_by            integer,
     held_since         timestamptz,
-    UNIQUE (relid, attnum),
     CHECK ((attnum IS NULL) = (expression_attnums IS NOT NULL))
 );
+CREATE INDEX ON ttl_binding (relid);
+CREATE UNIQUE INDEX ON ttl_binding (relid, attnum, rule_name) NULLS NOT DISTINCT WHERE attnum IS NOT NULL;
 CREATE INDEX ON ttl_binding USING gin (uses) WITH (fastupdate = off);
 CREATE INDEX ON ttl_binding (index_relid);
 
@@ -195,6 +209,21 @@ RETURN CASE WHEN names IS NOT NULL THEN (
     LEFT JOIN pg_attribute a ON a.attrelid = table_relid AND a.attname = named.name AND NOT a.attisdropped
 ) END;
 
+-- The defaults of columns with these numbers, NULL for a column without one. The type in the comment tells a default from
+-- the same one of another precision.
+CREATE FUNCTION ttl_defaults(table_relid oid, attnums smallint[]) RETURNS text[]
+    STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off SET TimeZone = 'UTC'
+    SET DateStyle = 'ISO, YMD' SET IntervalStyle = 'postgres_verbose' SET extra_float_digits = 1 SET bytea_output = 'hex'
+    SET lc_monetary = 'C'
+RETURN CASE WHEN attnums IS NOT NULL THEN (
+    SELECT array_agg(coalesce(pg_get_expr(d.adbin, d.adrelid), pg_get_expr(y.typdefaultbin, 0))
+                     || format(' /* %s */', format_type(a.atttypid, a.atttypmod)) ORDER BY numbered.position)
+    FROM unnest(attnums) WITH ORDINALITY AS numbered (attnum, position)
+    LEFT JOIN pg_attribute a ON a.attrelid = table_relid AND a.attnum = numbered.attnum AND a.attgenerated = ''
+    LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    LEFT JOIN pg_type y ON y.oid = a.atttypid
+) END;
+
 -- The function that a rule calls with its expired rows, NULL if there is none.
 CREATE FUNCTION ttl_on_expire_oid(name text) RETURNS oid
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
@@ -207,6 +236,7 @@ CREATE TABLE ttl_history_log (
     schema_name  text NOT NULL,
     table_name   text NOT NULL,
     column_name  text NOT NULL,
+    rule_name    text,
     initiator    text NOT NULL,
     started_at   timestamptz NOT NULL,
     finished_at  timestamptz NOT NULL,
@@ -232,17 +262,26 @@ CREATE TABLE ttl_worker_off (
 );
 SELECT pg_extension_config_dump('ttl_worker_off', '');
 
+-- The clock that sweeps of this database go by: how many microseconds it was ahead of the time since a start of the
+-- machine, and when that was.
+CREATE TABLE ttl_clock (
+    boot     text NOT NULL,
+    ahead    bigint NOT NULL,
+    seen     timestamptz NOT NULL,
+    only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one)
+);
+
 -- The server's point-in-time recoveries that this database has taken note of: sweeping was switched off for each, or
 -- there was nothing to sweep yet.
 CREATE TABLE ttl_recovery (
     id bigint PRIMARY KEY
 );
 
-CREATE PROCEDURE ttl_sweep(table_name regclass DEFAULT NULL, max_rows bigint DEFAULT NULL, max_time interval DEFAULT NULL)
-    LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_sweep_wrapper';
-
 CREATE FUNCTION ttl_touch_row() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_touch_row';
 CREATE FUNCTION ttl_free_key() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_free_key';
+
+CREATE PROCEDURE ttl_sweep(table_name regclass DEFAULT NULL, max_rows bigint DEFAULT NULL, max_time interval DEFAULT NULL)
+    LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_sweep_wrapper';
 
 -- pg_ttl_index::api::follow::ttl_adopt
 CREATE  FUNCTION "ttl_adopt"() RETURNS VOID /* Result < (), ErrorReport > */
@@ -269,11 +308,14 @@ CREATE  FUNCTION "ttl_alter_index"(
 	"archive_to" regclass DEFAULT NULL, /* Option < Regclass > */
 	"on_expire" regprocedure DEFAULT NULL, /* Option < Regprocedure > */
 	"notify_channel" TEXT DEFAULT NULL, /* Option < String > */
+	"clear_columns" TEXT[] DEFAULT NULL, /* :: std :: option :: Option < Vec < Option < String > > > */
+	"emit_message" bool DEFAULT NULL, /* Option < bool > */
 	"partition_action" TEXT DEFAULT NULL, /* Option < & str > */
 	"run_every" interval DEFAULT NULL, /* Option < Interval > */
 	"run_window" TEXT DEFAULT NULL, /* Option < & str > */
 	"max_rows_per_second" INT DEFAULT NULL, /* Option < i32 > */
-	"max_rows_per_run" bigint DEFAULT NULL /* Option < i64 > */
+	"max_rows_per_run" bigint DEFAULT NULL, /* Option < i64 > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 LANGUAGE c /* Rust */
 AS 'MODULE_PATHNAME', 'ttl_alter_index_wrapper';
@@ -295,12 +337,15 @@ CREATE  FUNCTION "ttl_create_index"(
 	"archive_to" regclass DEFAULT NULL, /* Option < Regclass > */
 	"on_expire" regprocedure DEFAULT NULL, /* Option < Regprocedure > */
 	"notify_channel" TEXT DEFAULT NULL, /* Option < String > */
+	"clear_columns" TEXT[] DEFAULT NULL, /* :: std :: option :: Option < Vec < Option < String > > > */
+	"emit_message" bool DEFAULT NULL, /* Option < bool > */
 	"partition_action" TEXT DEFAULT NULL, /* Option < & str > */
 	"run_every" interval DEFAULT NULL, /* Option < Interval > */
 	"run_window" TEXT DEFAULT NULL, /* Option < & str > */
 	"max_rows_per_second" INT DEFAULT NULL, /* Option < i32 > */
 	"max_rows_per_run" bigint DEFAULT NULL, /* Option < i64 > */
-	"active" bool DEFAULT NULL /* Option < bool > */
+	"active" bool DEFAULT NULL, /* Option < bool > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -323,12 +368,15 @@ CREATE  FUNCTION "ttl_create_index"(
 	"archive_to" regclass DEFAULT NULL, /* Option < Regclass > */
 	"on_expire" regprocedure DEFAULT NULL, /* Option < Regprocedure > */
 	"notify_channel" TEXT DEFAULT NULL, /* Option < String > */
+	"clear_columns" TEXT[] DEFAULT NULL, /* :: std :: option :: Option < Vec < Option < String > > > */
+	"emit_message" bool DEFAULT NULL, /* Option < bool > */
 	"partition_action" TEXT DEFAULT NULL, /* Option < & str > */
 	"run_every" interval DEFAULT NULL, /* Option < Interval > */
 	"run_window" TEXT DEFAULT NULL, /* Option < & str > */
 	"max_rows_per_second" INT DEFAULT NULL, /* Option < i32 > */
 	"max_rows_per_run" bigint DEFAULT NULL, /* Option < i64 > */
-	"active" bool DEFAULT NULL /* Option < bool > */
+	"active" bool DEFAULT NULL, /* Option < bool > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -351,12 +399,15 @@ CREATE  FUNCTION "ttl_create_index"(
 	"archive_to" regclass DEFAULT NULL, /* Option < Regclass > */
 	"on_expire" regprocedure DEFAULT NULL, /* Option < Regprocedure > */
 	"notify_channel" TEXT DEFAULT NULL, /* Option < String > */
+	"clear_columns" TEXT[] DEFAULT NULL, /* :: std :: option :: Option < Vec < Option < String > > > */
+	"emit_message" bool DEFAULT NULL, /* Option < bool > */
 	"partition_action" TEXT DEFAULT NULL, /* Option < & str > */
 	"run_every" interval DEFAULT NULL, /* Option < Interval > */
 	"run_window" TEXT DEFAULT NULL, /* Option < & str > */
 	"max_rows_per_second" INT DEFAULT NULL, /* Option < i32 > */
 	"max_rows_per_run" bigint DEFAULT NULL, /* Option < i64 > */
-	"active" bool DEFAULT NULL /* Option < bool > */
+	"active" bool DEFAULT NULL, /* Option < bool > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -377,7 +428,8 @@ AS 'MODULE_PATHNAME', 'ttl_default_batch_size_wrapper';
 -- pg_ttl_index::api::rows::ttl_disable_touch
 CREATE  FUNCTION "ttl_disable_touch"(
 	"table_name" regclass, /* Option < Regclass > */
-	"column_name" TEXT DEFAULT NULL /* Option < & str > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 LANGUAGE c /* Rust */
 AS 'MODULE_PATHNAME', 'ttl_disable_touch_wrapper';
@@ -385,7 +437,8 @@ AS 'MODULE_PATHNAME', 'ttl_disable_touch_wrapper';
 -- pg_ttl_index::api::rules::ttl_drop_index
 CREATE  FUNCTION "ttl_drop_index"(
 	"table_name" regclass, /* Option < Regclass > */
-	"column_name" TEXT /* Option < & str > */
+	"column_name" TEXT, /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 LANGUAGE c /* Rust */
 AS 'MODULE_PATHNAME', 'ttl_drop_index_wrapper';
@@ -393,7 +446,8 @@ AS 'MODULE_PATHNAME', 'ttl_drop_index_wrapper';
 -- pg_ttl_index::api::rows::ttl_enable_touch
 CREATE  FUNCTION "ttl_enable_touch"(
 	"table_name" regclass, /* Option < Regclass > */
-	"column_name" TEXT DEFAULT NULL /* Option < & str > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 LANGUAGE c /* Rust */
 AS 'MODULE_PATHNAME', 'ttl_enable_touch_wrapper';
@@ -404,7 +458,8 @@ CREATE  FUNCTION "ttl_expire_at"(
 	"key" TEXT, /* Option < & str > */
 	"expires_at" timestamp with time zone, /* Option < TimestampWithTimeZone > */
 	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
-	"mode" TEXT DEFAULT 'always' /* Option < & str > */
+	"mode" TEXT DEFAULT 'always', /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -416,7 +471,8 @@ CREATE  FUNCTION "ttl_expire_at"(
 	"key" anyelement, /* Option < AnyElement > */
 	"expires_at" timestamp with time zone, /* Option < TimestampWithTimeZone > */
 	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
-	"mode" TEXT DEFAULT 'always' /* Option < & str > */
+	"mode" TEXT DEFAULT 'always', /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -434,7 +490,8 @@ AS 'MODULE_PATHNAME', 'ttl_forget_wrapper';
 CREATE  FUNCTION "ttl_get"(
 	"table_name" regclass, /* Option < Regclass > */
 	"key" TEXT, /* Option < & str > */
-	"column_name" TEXT DEFAULT NULL /* Option < & str > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS double precision /* Result < f64, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -444,7 +501,8 @@ AS 'MODULE_PATHNAME', 'ttl_get_by_text_wrapper';
 CREATE  FUNCTION "ttl_get"(
 	"table_name" regclass, /* Option < Regclass > */
 	"key" anyelement, /* Option < AnyElement > */
-	"column_name" TEXT DEFAULT NULL /* Option < & str > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS double precision /* Result < f64, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -551,7 +609,8 @@ AS 'MODULE_PATHNAME', 'ttl_next_pass_wrapper';
 -- pg_ttl_index::api::rules::ttl_pause
 CREATE  FUNCTION "ttl_pause"(
 	"table_name" regclass, /* Option < Regclass > */
-	"column_name" TEXT DEFAULT NULL /* Option < & str > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS INT /* Result < i32, ErrorReport > */
 LANGUAGE c /* Rust */
 AS 'MODULE_PATHNAME', 'ttl_pause_wrapper';
@@ -560,7 +619,8 @@ AS 'MODULE_PATHNAME', 'ttl_pause_wrapper';
 CREATE  FUNCTION "ttl_persist"(
 	"table_name" regclass, /* Option < Regclass > */
 	"key" TEXT, /* Option < & str > */
-	"column_name" TEXT DEFAULT NULL /* Option < & str > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -570,7 +630,8 @@ AS 'MODULE_PATHNAME', 'ttl_persist_by_text_wrapper';
 CREATE  FUNCTION "ttl_persist"(
 	"table_name" regclass, /* Option < Regclass > */
 	"key" anyelement, /* Option < AnyElement > */
-	"column_name" TEXT DEFAULT NULL /* Option < & str > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -579,7 +640,8 @@ AS 'MODULE_PATHNAME', 'ttl_persist_by_value_wrapper';
 -- pg_ttl_index::api::sweeps::ttl_preview
 CREATE  FUNCTION "ttl_preview"(
 	"table_name" regclass, /* Option < Regclass > */
-	"column_name" TEXT DEFAULT NULL /* Option < & str > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS TABLE (
 	"schema_name" TEXT,  /* String */
 	"table_name" TEXT,  /* String */
@@ -594,7 +656,8 @@ CREATE  FUNCTION "ttl_preview"(
 	"unreadable_values" bigint,  /* Option < i64 > */
 	"relation" TEXT,  /* String */
 	"share" double precision,  /* Option < f64 > */
-	"estimated_duration" interval  /* Option < Interval > */
+	"estimated_duration" interval,  /* Option < Interval > */
+	"rule_name" TEXT  /* Option < String > */
 )
 LANGUAGE c /* Rust */
 AS 'MODULE_PATHNAME', 'ttl_preview_wrapper';
@@ -665,7 +728,8 @@ CREATE FUNCTION ttl_progress() RETURNS TABLE (
     relation regclass,
     hold text,
     plan text,
-    workers integer
+    workers integer,
+    rule_name text
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
@@ -673,7 +737,7 @@ BEGIN ATOMIC
            CASE WHEN s.is_building THEN 'building' WHEN s.hold IS NOT NULL THEN 'waiting' WHEN s.batches = 0 THEN 'looking' ELSE 'removing' END,
            s.rows_removed, s.estimated_rows, s.batches,
            s.rows_removed / nullif(extract(epoch FROM clock_timestamp() - s.started_at), 0)::double precision,
-           s.started_at, s.relid::regclass, s.hold, s.plan, s.workers
+           s.started_at, s.relid::regclass, s.hold, s.plan, s.workers, t.rule_name
     FROM @extschema@.ttl_progress_slots() s JOIN @extschema@.ttl_index_table t ON t.id = s.rule_id
     ;
 END;
@@ -691,7 +755,8 @@ AS 'MODULE_PATHNAME', 'ttl_refuse_wrapper';
 -- pg_ttl_index::api::rules::ttl_resume
 CREATE  FUNCTION "ttl_resume"(
 	"table_name" regclass, /* Option < Regclass > */
-	"column_name" TEXT DEFAULT NULL /* Option < & str > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS INT /* Result < i32, ErrorReport > */
 LANGUAGE c /* Rust */
 AS 'MODULE_PATHNAME', 'ttl_resume_wrapper';
@@ -730,7 +795,8 @@ CREATE  FUNCTION "ttl_set"(
 	"key" TEXT, /* Option < & str > */
 	"ttl" interval, /* Option < Interval > */
 	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
-	"mode" TEXT DEFAULT 'always' /* Option < & str > */
+	"mode" TEXT DEFAULT 'always', /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -742,7 +808,8 @@ CREATE  FUNCTION "ttl_set"(
 	"key" anyelement, /* Option < AnyElement > */
 	"ttl" interval, /* Option < Interval > */
 	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
-	"mode" TEXT DEFAULT 'always' /* Option < & str > */
+	"mode" TEXT DEFAULT 'always', /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -754,7 +821,8 @@ CREATE  FUNCTION "ttl_set"(
 	"key" TEXT, /* Option < & str > */
 	"ttl" double precision, /* Option < f64 > */
 	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
-	"mode" TEXT DEFAULT 'always' /* Option < & str > */
+	"mode" TEXT DEFAULT 'always', /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -766,7 +834,8 @@ CREATE  FUNCTION "ttl_set"(
 	"key" anyelement, /* Option < AnyElement > */
 	"ttl" double precision, /* Option < f64 > */
 	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
-	"mode" TEXT DEFAULT 'always' /* Option < & str > */
+	"mode" TEXT DEFAULT 'always', /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -778,7 +847,8 @@ CREATE  FUNCTION "ttl_set"(
 	"key" TEXT, /* Option < & str > */
 	"ttl" TEXT, /* Option < & str > */
 	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
-	"mode" TEXT DEFAULT 'always' /* Option < & str > */
+	"mode" TEXT DEFAULT 'always', /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -790,7 +860,8 @@ CREATE  FUNCTION "ttl_set"(
 	"key" anyelement, /* Option < AnyElement > */
 	"ttl" TEXT, /* Option < & str > */
 	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
-	"mode" TEXT DEFAULT 'always' /* Option < & str > */
+	"mode" TEXT DEFAULT 'always', /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -827,7 +898,8 @@ AS 'MODULE_PATHNAME', 'stop_worker_wrapper';
 CREATE  FUNCTION "ttl_touch"(
 	"table_name" regclass, /* Option < Regclass > */
 	"key" TEXT, /* Option < & str > */
-	"column_name" TEXT DEFAULT NULL /* Option < & str > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -837,7 +909,8 @@ AS 'MODULE_PATHNAME', 'ttl_touch_by_text_wrapper';
 CREATE  FUNCTION "ttl_touch"(
 	"table_name" regclass, /* Option < Regclass > */
 	"key" anyelement, /* Option < AnyElement > */
-	"column_name" TEXT DEFAULT NULL /* Option < & str > */
+	"column_name" TEXT DEFAULT NULL, /* Option < & str > */
+	"rule_name" TEXT DEFAULT NULL /* Option < & str > */
 ) RETURNS bool /* Result < bool, ErrorReport > */
 
 LANGUAGE c /* Rust */
@@ -909,7 +982,10 @@ CREATE FUNCTION ttl_summary() RETURNS TABLE (
     run_window text,
     max_rows_per_second integer,
     max_rows_per_run bigint,
-    total_partitions_removed bigint
+    total_partitions_removed bigint,
+    rule_name text,
+    clear_columns text[],
+    emit_message boolean
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp SET jit = off
 BEGIN ATOMIC
@@ -918,11 +994,13 @@ BEGIN ATOMIC
            t.last_run, now() - t.last_run, t.rows_deleted_last_run, t.total_rows_deleted,
            t.index_name, t.soft_delete_column,
            CASE WHEN t.soft_delete_column IS NOT NULL THEN 'soft_delete'
+                WHEN t.clear_columns IS NOT NULL THEN 'clear'
                 WHEN t.archive_to IS NOT NULL THEN 'archive'
                 WHEN t.purges IS NOT NULL THEN 'purge'
                 ELSE 'hard_delete'
            END,
            CASE WHEN NOT t.active THEN 'paused'
+                WHEN t.held_share IS NOT NULL THEN 'held'
                 WHEN resting.hold IS NOT NULL THEN 'restoring'
                 WHEN t.last_error_code IS NOT NULL AND (t.blocked_rows = 0 OR t.consecutive_failures > 0) THEN 'error'
                 WHEN rule.index_error IS NOT NULL OR index.state = 'missing' THEN 'error'
@@ -954,7 +1032,7 @@ BEGIN ATOMIC
                 THEN 'index_method'
            END,
            index.state, t.concurrently, t.purge_after, t.archive_to, t.on_expire, t.notify_channel, t.partition_action,
-           t.run_every, t.run_window, t.max_rows_per_second, t.max_rows_per_run, t.total_partitions_removed
+           t.run_every, t.run_window, t.max_rows_per_second, t.max_rows_per_run, t.total_partitions_removed, t.rule_name, t.clear_columns, t.emit_message
     FROM @extschema@.ttl_index_table t
     JOIN @extschema@.ttl_states() AS rule ON rule.rule_id = t.id
     LEFT JOIN @extschema@.ttl_lags() AS late ON late.rule_id = t.id
@@ -981,7 +1059,7 @@ BEGIN ATOMIC
                   THEN rule.index_relid
                   ELSE @extschema@.ttl_index_oid(rule.relid, rule.index_relid, t.index_name) END) AS bound (relid)
         LEFT JOIN pg_index i ON i.indexrelid = bound.relid) AS index ON true
-    ORDER BY t.schema_name, t.table_name, t.column_name
+    ORDER BY t.schema_name, t.table_name, t.column_name, t.rule_name NULLS FIRST
     ;
 END;
 
@@ -1005,13 +1083,14 @@ CREATE FUNCTION ttl_history() RETURNS TABLE (
     wal_bytes bigint,
     status text,
     error text,
-    plan text
+    plan text,
+    rule_name text
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
     SELECT l.id, l.rule_id, l.schema_name, l.table_name, l.column_name, l.initiator, l.started_at, l.finished_at, l.rows_removed,
            l.partitions_removed, l.batches, l.blocked_rows, l.locked_rows, l.wal_bytes, l.status, coalesce(e.error, l.error_code),
-           l.plan
+           l.plan, l.rule_name
     FROM @extschema@.ttl_history_log l LEFT JOIN @extschema@.ttl_history_errors() AS e ON e.id = l.id
     ORDER BY l.id;
 END;
@@ -1059,9 +1138,9 @@ CREATE FUNCTION "ttl_tell_of_drop"()
 -- All of it is written in Rust and finds the extension's tables by itself, so that their schema can be renamed. It
 -- works in every session, whether the library is preloaded or not.
 CREATE TRIGGER ttl_count_version
-    BEFORE UPDATE OF schema_name, table_name, column_name, expire_after, active, batch_size, soft_delete_column, filter,
+    BEFORE UPDATE OF schema_name, table_name, column_name, rule_name, expire_after, active, batch_size, soft_delete_column, clear_columns, filter,
                      filter_columns, expression_columns, expression_type, time_zone, unit, index_method, "concurrently",
-                     hide_expired, purge_after, archive_to, on_expire, notify_channel, partition_action, run_every, run_window,
+                     hide_expired, purge_after, archive_to, on_expire, notify_channel, emit_message, partition_action, run_every, run_window,
                      max_rows_per_second, max_rows_per_run, index_name
     ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_count_version();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_count_version;
@@ -1080,7 +1159,7 @@ CREATE TRIGGER ttl_take_in
 ALTER TABLE ttl_worker_off ENABLE ALWAYS TRIGGER ttl_take_in;
 
 CREATE TRIGGER ttl_bind
-    AFTER INSERT OR UPDATE OF schema_name, table_name, column_name, soft_delete_column, filter_columns,
+    AFTER INSERT OR UPDATE OF schema_name, table_name, column_name, rule_name, soft_delete_column, clear_columns, filter_columns,
                               expression_columns, index_name, archive_to, on_expire
     ON ttl_index_table FOR EACH ROW EXECUTE FUNCTION ttl_bind();
 ALTER TABLE ttl_index_table ENABLE ALWAYS TRIGGER ttl_bind;
@@ -1104,8 +1183,8 @@ REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_star
 REVOKE ALL ON FUNCTION ttl_bind(), ttl_take_in(), ttl_adopt() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;
 REVOKE ALL ON FUNCTION ttl_follow_ddl() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_on_expire_oid(text)
-    FROM PUBLIC;
+REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_on_expire_oid(text),
+    ttl_defaults(oid, smallint[]) FROM PUBLIC;
 
 -- Rule definitions are no secret, like those of indexes and constraints, so everybody can dump them. Their status is
 -- for roles that may read the table and for pg_monitor; error messages are for the owner and pg_monitor.
@@ -1113,7 +1192,7 @@ GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_history, ttl_p
 -- Everybody can restore them, too: see ttl_take_in.
 GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
 GRANT SELECT (id, rule_id, schema_name, table_name, column_name, initiator, started_at, finished_at, rows_removed, partitions_removed,
-              batches, blocked_rows, locked_rows, wal_bytes, plan, status, error_code) ON ttl_history_log TO PUBLIC;
+              batches, blocked_rows, locked_rows, wal_bytes, plan, status, error_code, rule_name) ON ttl_history_log TO PUBLIC;
 ALTER TABLE ttl_history_log ENABLE ROW LEVEL SECURITY;
 CREATE POLICY readable_table ON ttl_history_log FOR SELECT USING (
     pg_has_role('pg_monitor', 'USAGE') OR rule_id = ANY (ARRAY(SELECT rule_id FROM ttl_states())));
@@ -1124,6 +1203,7 @@ COMMENT ON TABLE ttl_binding IS 'what the names in TTL rules stand for in this d
 COMMENT ON TABLE ttl_state IS 'what errors of TTL rules say, and how far their rows are blocked';
 COMMENT ON TABLE ttl_history_log IS 'sweeps that did something or failed; see the view ttl_history';
 COMMENT ON TABLE ttl_worker_off IS 'has a row while automatic sweeping is switched off';
+COMMENT ON TABLE ttl_clock IS 'the clock that sweeps go by';
 COMMENT ON TABLE ttl_recovery IS 'point-in-time recoveries that this database has taken note of';
 COMMENT ON VIEW ttl_summary IS 'TTL rules that you may see, and how they are doing';
 COMMENT ON VIEW ttl_history IS 'sweeps that did something or failed';

@@ -42,7 +42,10 @@ CREATE FUNCTION ttl_summary() RETURNS TABLE (
     run_window text,
     max_rows_per_second integer,
     max_rows_per_run bigint,
-    total_partitions_removed bigint
+    total_partitions_removed bigint,
+    rule_name text,
+    clear_columns text[],
+    emit_message boolean
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp SET jit = off
 BEGIN ATOMIC
@@ -51,11 +54,13 @@ BEGIN ATOMIC
            t.last_run, now() - t.last_run, t.rows_deleted_last_run, t.total_rows_deleted,
            t.index_name, t.soft_delete_column,
            CASE WHEN t.soft_delete_column IS NOT NULL THEN 'soft_delete'
+                WHEN t.clear_columns IS NOT NULL THEN 'clear'
                 WHEN t.archive_to IS NOT NULL THEN 'archive'
                 WHEN t.purges IS NOT NULL THEN 'purge'
                 ELSE 'hard_delete'
            END,
            CASE WHEN NOT t.active THEN 'paused'
+                WHEN t.held_share IS NOT NULL THEN 'held'
                 WHEN resting.hold IS NOT NULL THEN 'restoring'
                 WHEN t.last_error_code IS NOT NULL AND (t.blocked_rows = 0 OR t.consecutive_failures > 0) THEN 'error'
                 WHEN rule.index_error IS NOT NULL OR index.state = 'missing' THEN 'error'
@@ -87,7 +92,7 @@ BEGIN ATOMIC
                 THEN 'index_method'
            END,
            index.state, t.concurrently, t.purge_after, t.archive_to, t.on_expire, t.notify_channel, t.partition_action,
-           t.run_every, t.run_window, t.max_rows_per_second, t.max_rows_per_run, t.total_partitions_removed
+           t.run_every, t.run_window, t.max_rows_per_second, t.max_rows_per_run, t.total_partitions_removed, t.rule_name, t.clear_columns, t.emit_message
     FROM @extschema@.ttl_index_table t
     JOIN @extschema@.ttl_states() AS rule ON rule.rule_id = t.id
     LEFT JOIN @extschema@.ttl_lags() AS late ON late.rule_id = t.id
@@ -114,7 +119,7 @@ BEGIN ATOMIC
                   THEN rule.index_relid
                   ELSE @extschema@.ttl_index_oid(rule.relid, rule.index_relid, t.index_name) END) AS bound (relid)
         LEFT JOIN pg_index i ON i.indexrelid = bound.relid) AS index ON true
-    ORDER BY t.schema_name, t.table_name, t.column_name
+    ORDER BY t.schema_name, t.table_name, t.column_name, t.rule_name NULLS FIRST
     ;
 END;
 
@@ -138,13 +143,14 @@ CREATE FUNCTION ttl_history() RETURNS TABLE (
     wal_bytes bigint,
     status text,
     error text,
-    plan text
+    plan text,
+    rule_name text
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
     SELECT l.id, l.rule_id, l.schema_name, l.table_name, l.column_name, l.initiator, l.started_at, l.finished_at, l.rows_removed,
            l.partitions_removed, l.batches, l.blocked_rows, l.locked_rows, l.wal_bytes, l.status, coalesce(e.error, l.error_code),
-           l.plan
+           l.plan, l.rule_name
     FROM @extschema@.ttl_history_log l LEFT JOIN @extschema@.ttl_history_errors() AS e ON e.id = l.id
     ORDER BY l.id;
 END;

@@ -41,7 +41,8 @@ CREATE FUNCTION ttl_progress() RETURNS TABLE (
     relation regclass,
     hold text,
     plan text,
-    workers integer
+    workers integer,
+    rule_name text
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
@@ -49,7 +50,7 @@ BEGIN ATOMIC
            CASE WHEN s.is_building THEN 'building' WHEN s.hold IS NOT NULL THEN 'waiting' WHEN s.batches = 0 THEN 'looking' ELSE 'removing' END,
            s.rows_removed, s.estimated_rows, s.batches,
            s.rows_removed / nullif(extract(epoch FROM clock_timestamp() - s.started_at), 0)::double precision,
-           s.started_at, s.relid::regclass, s.hold, s.plan, s.workers
+           s.started_at, s.relid::regclass, s.hold, s.plan, s.workers, t.rule_name
     FROM @extschema@.ttl_progress_slots() s JOIN @extschema@.ttl_index_table t ON t.id = s.rule_id
     ;
 END;

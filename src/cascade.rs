@@ -9,19 +9,19 @@ use pgrx::pg_sys::Oid;
 #[derive(Clone, Copy)]
 pub enum Change<'a> {
     Delete,
-    /// An update of this column.
-    Update(&'a str),
+    /// An update of these columns.
+    Update(&'a [String]),
 }
 
-/// SQL for the tables that a change of rows in `$1` changes, too: `$2` is the column that is updated, NULL for a
-/// DELETE. Behind the first foreign key, rows may be deleted and any column may be updated.
+/// SQL for the tables that a change of rows in `$1` changes, too: `$2` are the columns that are updated, NULL for
+/// a DELETE. Behind the first foreign key, rows may be deleted and any column may be updated.
 const REACHED: &str = "WITH RECURSIVE reached (relid) AS (
      SELECT k.conrelid FROM pg_constraint k
      WHERE k.contype = 'f' AND k.confrelid = $1
        AND CASE WHEN $2 IS NULL THEN k.confdeltype IN ('c', 'n', 'd')
                 ELSE k.confupdtype IN ('c', 'n', 'd') AND EXISTS (
                          SELECT FROM pg_attribute a
-                         WHERE a.attrelid = $1 AND a.attname = $2 AND a.attnum = ANY (k.confkey)) END
+                         WHERE a.attrelid = $1 AND a.attname = ANY ($2) AND a.attnum = ANY (k.confkey)) END
      UNION
      SELECT k.conrelid FROM reached JOIN pg_constraint k ON k.confrelid = reached.relid
      WHERE k.contype = 'f' AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd')))";
@@ -39,7 +39,7 @@ pub fn check(relid: Oid, owner: Oid, change: Change<'_>) -> Result<(), TtlError>
              FROM reached JOIN pg_class c ON c.oid = reached.relid JOIN pg_namespace n ON n.oid = c.relnamespace
              WHERE c.relowner <> $3"
     );
-    let args = [relid.into(), change.column().into(), owner.into()];
+    let args = [relid.into(), change.columns().into(), owner.into()];
     let reached = spi::query_kept(&others, &args, |row| Ok(row.get::<Oid>(1)?.unwrap_or_default()))?;
     if reached.is_empty() {
         return Ok(());
@@ -56,6 +56,14 @@ pub fn check(relid: Oid, owner: Oid, change: Change<'_>) -> Result<(), TtlError>
     }
 }
 
+/// Whether a foreign key refers to one of these columns.
+pub fn is_referenced(relid: Oid, columns: &[String]) -> Result<bool, TtlError> {
+    let sql =
+        "SELECT FROM pg_constraint k JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = ANY (k.confkey)
+               WHERE k.contype = 'f' AND k.confrelid = $1 AND a.attname = ANY ($2)";
+    Ok(!spi::read(sql, &[relid.into(), columns.to_vec().into()], |_| Ok(()))?.is_empty())
+}
+
 /// Whether a DELETE in a relation runs only PostgreSQL's own foreign-key actions: no trigger, rule or default.
 pub fn is_mechanical(relid: Oid) -> Result<bool, TtlError> {
     let sql = format!(
@@ -66,7 +74,7 @@ pub fn is_mechanical(relid: Oid) -> Result<bool, TtlError> {
              AND NOT EXISTS (SELECT FROM pg_constraint k WHERE k.contype = 'f' AND k.confdeltype IN ('n', 'd')
                                AND (k.confrelid = $1 OR k.confrelid IN (SELECT relid FROM reached)))"
     );
-    let found = spi::query(&sql, &[relid.into(), Change::Delete.column().into()], |row| row.get(1))?;
+    let found = spi::query(&sql, &[relid.into(), Change::Delete.columns().into()], |row| row.get(1))?;
     Ok(found == [Some(true)])
 }
 
@@ -87,17 +95,17 @@ pub fn deferred(relid: Oid) -> Result<Deferred, TtlError> {
              WHERE t.tgdeferrable AND t.tgenabled <> 'D' AND t.tgtype & 24 <> 0
                AND (t.tgrelid = $1 OR t.tgrelid IN (SELECT relid FROM reached))"
     );
-    let found = spi::query(&sql, &[relid.into(), Change::Delete.column().into()], |row| {
+    let found = spi::query(&sql, &[relid.into(), Change::Delete.columns().into()], |row| {
         Ok(Deferred { triggers: row.get(1)?.unwrap_or_default(), references: row.get(2)?.unwrap_or_default() })
     })?;
     Ok(found.into_iter().next().unwrap_or_default())
 }
 
-impl<'a> Change<'a> {
-    fn column(self) -> Option<&'a str> {
+impl Change<'_> {
+    fn columns(self) -> Option<Vec<String>> {
         match self {
             Self::Delete => None,
-            Self::Update(column) => Some(column),
+            Self::Update(columns) => Some(columns.to_vec()),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::rule::{Invalid, Mark, Options, Source};
 use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::spi::quote_literal;
 use pgrx::{PgSqlErrorCode as Code, function_name};
 use std::fmt;
 
@@ -49,7 +50,7 @@ pub enum TtlError {
     CannotMarkNow(String),
     #[error("soft delete column \"{0}\" must not be the TTL column itself")]
     MarkIsSource(String),
-    #[error("soft delete column \"{0}\" must not be the TTL column itself")]
+    #[error("column \"{0}\" cannot be both the TTL column and one that the rule updates")]
     CatalogMark(String),
     #[error("column \"{column}\" of type {data_type} cannot mark a row as deleted")]
     CannotMark { column: String, data_type: String },
@@ -57,12 +58,32 @@ pub enum TtlError {
     MarkIsGenerated(String),
     #[error("soft delete column \"{0}\" must accept null")]
     MarkIsNotNull(String),
-    #[error("there is no TTL rule on column \"{column}\" of table \"{table}\"")]
-    NoRule { table: String, column: String },
+    #[error("column \"{0}\" cannot be cleared because rows expire by it")]
+    ClearsSource(String),
+    #[error("column \"{0}\" cannot be cleared because it is a generated or identity column")]
+    ClearsGenerated(String),
+    #[error("column \"{0}\" cannot be cleared because it must not be null and has no default")]
+    ClearsNotNull(String),
+    #[error("column \"{0}\" cannot be cleared because it is part of a key")]
+    ClearsKey(String),
+    #[error("column \"{0}\" cannot be cleared because its values cannot all be told from its default")]
+    ClearsUnequal(String),
+    #[error("a column cannot be marked by one TTL rule and cleared by another")]
+    UpdatedTwice,
+    #[error("a column with the default {0} cannot be cleared")]
+    DefaultVaries(String),
+    #[error("a default of column \"{0}\" has changed since the TTL rule was registered")]
+    DefaultChanged(String),
+    #[error("column \"{0}\", which the TTL rule clears, was dropped")]
+    ClearedDropped(String),
+    #[error("there is no TTL rule on {place}")]
+    NoRule { place: String },
     #[error("there is no TTL rule on table \"{0}\"")]
     NoRules(String),
     #[error("there are several TTL rules on table \"{table}\"")]
     AmbiguousRule { table: String, columns: String },
+    #[error("there are several TTL rules on column \"{column}\" of table \"{table}\"")]
+    AmbiguousName { table: String, column: String, names: String },
     #[error("there is no primary key for table {0}")]
     NoPrimaryKey(String),
     #[error("the key does not have the columns of the primary key of table {table}")]
@@ -167,6 +188,8 @@ pub enum TtlError {
     RestoredPurge(i64),
     #[error("the TTL rule on column \"{column}\" belongs to purge_after of another rule")]
     IsPurge { column: String },
+    #[error("the clock has jumped ahead")]
+    ClockJumped,
     #[error("ttl_sweep cannot run inside a transaction block")]
     CannotCommit,
     #[error("extension pg_ttl_index is not installed in this database")]
@@ -243,6 +266,9 @@ impl TtlError {
             Self::Invalid(_)
             | Self::MarkIsSource(_)
             | Self::MarkIsNotNull(_)
+            | Self::ClearsSource(_)
+            | Self::ClearsNotNull(_)
+            | Self::UpdatedTwice
             | Self::TwoExpiries
             | Self::Constant
             | Self::KeyShape { .. }
@@ -274,13 +300,18 @@ impl TtlError {
             | Self::ArchiveTemporary
             | Self::ArchiveUnlogged(_)
             | Self::MarkIsKey(_)
+            | Self::ClearsKey(_)
+            | Self::ClearsUnequal(_)
             | Self::HiddenPart(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Self::RuleMoved => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Self::CatalogMark(_) => Code::ERRCODE_CHECK_VIOLATION,
-            Self::MeaningChanged(_) | Self::NotConfirmed => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Self::MeaningChanged(_) | Self::NotConfirmed | Self::DefaultChanged(_) => {
+                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
+            }
             Self::UnknownColumn { .. }
             | Self::ColumnMissing(_)
             | Self::MarkDropped(_)
+            | Self::ClearedDropped(_)
             | Self::FilterColumnDropped(_)
             | Self::ArchiveMissing { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
             Self::CannotExpire { .. }
@@ -301,9 +332,10 @@ impl TtlError {
             Self::ArchiveRefused => Code::ERRCODE_TRIGGERED_ACTION_EXCEPTION,
             Self::FunctionArguments(_) => Code::ERRCODE_INVALID_FUNCTION_DEFINITION,
             Self::PurgeTaken(_) | Self::RestoredTwice(_) | Self::RestoredNumber(_) => Code::ERRCODE_DUPLICATE_OBJECT,
-            Self::MarkIsGenerated(_) => Code::ERRCODE_GENERATED_ALWAYS,
+            Self::MarkIsGenerated(_) | Self::ClearsGenerated(_) => Code::ERRCODE_GENERATED_ALWAYS,
             Self::AmbiguousRule { .. } => Code::ERRCODE_AMBIGUOUS_COLUMN,
-            Self::NoClock(_) | Self::NotLoaded | Self::IsPurge { .. } | Self::Unserved(_) => {
+            Self::AmbiguousName { .. } => Code::ERRCODE_AMBIGUOUS_FUNCTION,
+            Self::ClockJumped | Self::NoClock(_) | Self::NotLoaded | Self::IsPurge { .. } | Self::Unserved(_) => {
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
             }
             Self::NotOurTrigger => Code::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
@@ -313,9 +345,20 @@ impl TtlError {
             Self::Expression { code, .. } => *code,
             Self::NotAnExpression(_) => Code::ERRCODE_SYNTAX_ERROR,
             Self::CannotCommit => Code::ERRCODE_INVALID_TRANSACTION_TERMINATION,
-            Self::Volatile(_) | Self::NotImmutable => Code::ERRCODE_INVALID_OBJECT_DEFINITION,
+            Self::Volatile(_) | Self::NotImmutable | Self::DefaultVaries(_) => Code::ERRCODE_INVALID_OBJECT_DEFINITION,
             Self::Mismatch | Self::Spi(_) => Code::ERRCODE_INTERNAL_ERROR,
         }
+    }
+
+    pub fn no_rule(table: &str, column: Option<&str>, rule_name: Option<&str>) -> Self {
+        let column = column.map_or_else(String::new, |column| format!("column \"{column}\" of "));
+        let name = rule_name.map_or_else(String::new, |name| format!(" with the name \"{name}\""));
+        Self::NoRule { place: format!("{column}table \"{table}\"{name}") }
+    }
+
+    pub fn ambiguous_name(table: &str, column: &str, names: impl Iterator<Item = Option<String>>) -> Self {
+        let names: Vec<_> = names.map(|name| quote_literal(name.unwrap_or_default())).collect();
+        Self::AmbiguousName { table: table.into(), column: column.into(), names: names.join(", ") }
     }
 
     /// Raises the error in the current (sub)transaction.
@@ -383,7 +426,23 @@ impl TtlError {
                 "Confirm the rule with ttl_create_index or ttl_alter_index; the latter keeps unit and time_zone unless they are given."
                     .into(),
             ),
-            Self::ColumnMissing(_) | Self::MarkDropped(_) | Self::FilterColumnDropped(_) => {
+            Self::ClearsNotNull(_) => Some("Give it a default.".into()),
+            Self::ClearsUnequal(_) => Some(
+                "A default needs a type with an order and a deterministic collation; without one, columns of any type are cleared to null."
+                    .into(),
+            ),
+            Self::ClearsKey(_) => Some(
+                "Columns of primary keys, partition keys and keys that are referenced stay; those of other unique keys can be cleared to null."
+                    .into(),
+            ),
+            Self::DefaultVaries(_) => {
+                Some("The default must be a constant of one of PostgreSQL's own types, or null.".into())
+            }
+            Self::DefaultChanged(_) => Some(
+                "Rows that were cleared already would be cleared to the new one. If that is right, confirm the rule with ttl_alter_index without options."
+                    .into(),
+            ),
+            Self::ColumnMissing(_) | Self::MarkDropped(_) | Self::ClearedDropped(_) | Self::FilterColumnDropped(_) => {
                 Some("Register the rule again with ttl_create_index.".into())
             }
             Self::MeaningChanged(_) => {
@@ -399,6 +458,9 @@ impl TtlError {
             Self::CannotMark { .. } => Some(format!("Use a column of type {}.", Mark::ACCEPTED)),
             Self::MarkIsNotNull(_) => Some("A row is live while the column is null.".into()),
             Self::AmbiguousRule { columns, .. } => Some(format!("Give column_name as one of: {columns}.")),
+            Self::AmbiguousName { names, .. } => {
+                Some(format!("Give rule_name as one of: {names}; an empty one is that of the rule without a name."))
+            }
             Self::NoPrimaryKey(_) => Some("A row is named by its primary key.".into()),
             Self::KeyShape { columns, .. } => Some(format!(
                 "Give text for a key of one column, or a JSON object with exactly these: {columns}. Numbers that are not integers of 64 bits come as strings."
@@ -439,6 +501,9 @@ impl TtlError {
             Self::CannotCommit => Some(
                 "Turn autocommit on if your driver begins transactions by itself, or use ttl_runner to sweep within one."
                     .into(),
+            ),
+            Self::ClockJumped => Some(
+                "Nothing is removed until the clock is back, or ttl_start_worker() says that it is right.".into(),
             ),
             Self::NotInstalled => Some("Use CREATE EXTENSION pg_ttl_index.".into()),
             Self::Unserved(reason) => Some(reason.hint().into()),

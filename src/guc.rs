@@ -35,6 +35,14 @@ static MAX_WAL_PER_SECOND: GucSetting<i32> = GucSetting::<i32>::new(0);
 /// How far a standby or slot may lag before sweeps wait: bytes or a time, with a unit; empty means any lag.
 static MAX_REPLICA_LAG: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 
+/// The share of its table that a rule may take at once, unless somebody has agreed to more; 0 means any.
+static MAX_SHARE_PER_RUN: GucSetting<f64> = GucSetting::<f64>::new(0.0);
+/// Seconds that the wall clock may jump ahead; 0 means any time.
+static MAX_CLOCK_JUMP: GucSetting<i32> = GucSetting::<i32>::new(3_600);
+
+/// The replication origin under which batches are committed; empty means none.
+static REPLICATION_ORIGIN: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+
 /// Whether sweeping stays off after a point-in-time recovery until a user switches it on.
 static HOLD_AFTER_RECOVERY: GucSetting<bool> = GucSetting::<bool>::new(true);
 
@@ -173,6 +181,30 @@ pub fn init() {
         c"An amount of write-ahead log or a time, with a unit; empty does not wait.",
         &MAX_REPLICA_LAG,
     );
+    int(
+        c"pg_ttl_index.max_clock_jump",
+        c"Sets how far the clock may jump ahead before sweeping stops.",
+        &MAX_CLOCK_JUMP,
+        0,
+        i32::MAX,
+        GucFlags::UNIT_S,
+    );
+    GucRegistry::define_float_guc(
+        c"pg_ttl_index.max_share_per_run",
+        c"Sets what share of its table a rule may take at once before it is held.",
+        c"",
+        &MAX_SHARE_PER_RUN,
+        0.0,
+        1.0,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    setting::define_origin(
+        c"pg_ttl_index.replication_origin",
+        c"Sets the replication origin under which batches are committed.",
+        c"Streams of changes can leave them out; empty means no origin.",
+        &REPLICATION_ORIGIN,
+    );
     GucRegistry::define_enum_guc(
         c"pg_ttl_index.debug_scan",
         c"Makes sweeps go by the index or by blocks, whatever is faster.",
@@ -254,6 +286,18 @@ pub fn max_replica_lag() -> Option<ReplicaLag> {
         Quantity::Kilobytes(amount) => Some(ReplicaLag::Bytes(i64::from(amount) * 1024)),
         Quantity::Milliseconds(time) => Some(ReplicaLag::Time(Duration::from_millis(time.unsigned_abs().into()))),
     }
+}
+
+pub fn max_share_per_run() -> Option<f64> {
+    Some(MAX_SHARE_PER_RUN.get()).filter(|share| *share > 0.0)
+}
+
+pub fn max_clock_jump() -> Option<Duration> {
+    Some(Duration::from_secs(MAX_CLOCK_JUMP.get().unsigned_abs().into())).filter(|most| !most.is_zero())
+}
+
+pub fn replication_origin() -> Option<CString> {
+    REPLICATION_ORIGIN.get().filter(|name| !name.is_empty())
 }
 
 pub fn debug_scan() -> DebugScan {

@@ -43,6 +43,7 @@ pub struct Column {
     /// The type below all domains.
     pub base_type: u32,
     pub not_null: bool,
+    /// Whether PostgreSQL computes or numbers it.
     pub generated: bool,
 }
 
@@ -134,7 +135,7 @@ impl Table {
                 is_harmless: true,
             }),
             Err(unknown) if expression::is_name(text) => Err(unknown),
-            Err(_) => match Catalog::open()?.find(self.relid, None, text)? {
+            Err(_) => match Catalog::open()?.find(self.relid, None, text, None)?.pop() {
                 // Reading an expression runs code. A stored one may be a former owner's: read it as that owner.
                 Some(stored) => self.stored_subject(text, stored.registered_for),
                 None => self.expression(expression::check_given(self.relid, text, Purpose::Value)?),
@@ -178,8 +179,9 @@ impl Table {
 
     pub fn column(&self, name: &str) -> Result<Column, TtlError> {
         spi::query(
-            "SELECT a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated <> ''
-             FROM pg_attribute a
+            "SELECT a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod), a.attnotnull OR y.typnotnull,
+                    a.attgenerated <> '' OR a.attidentity <> ''
+             FROM pg_attribute a JOIN pg_type y ON y.oid = a.atttypid
              WHERE a.attrelid = $1 AND a.attname = $2 AND NOT a.attisdropped",
             &[self.relid.into(), name.into()],
             |row| {

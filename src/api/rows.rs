@@ -28,8 +28,9 @@ macro_rules! about_row {
             $($first)*
             column_name: default!(Option<&str>, "NULL"),
             $($last)*
+            rule_name: default!(Option<&str>, "NULL"),
         ) -> Result<$result, ErrorReport> {
-            let $row = row_of(table_name, key.map(Key::Text), column_name)?;
+            let $row = row_of(table_name, key.map(Key::Text), column_name, rule_name)?;
             $body
         }
 
@@ -41,10 +42,11 @@ macro_rules! about_row {
             $($first)*
             column_name: default!(Option<&str>, "NULL"),
             $($last)*
+            rule_name: default!(Option<&str>, "NULL"),
         ) -> Result<$result, ErrorReport> {
             let text = key.map(|key| text_of(&key));
             let key = text.as_ref().map(|(text, is_json)| if *is_json { Key::of_json(text) } else { Key::Text(text) });
-            let $row = row_of(table_name, key, column_name)?;
+            let $row = row_of(table_name, key, column_name, rule_name)?;
             $body
         }
     };
@@ -103,10 +105,11 @@ about_row! {
 fn ttl_enable_touch(
     table_name: Option<Regclass>,
     column_name: default!(Option<&str>, "NULL"),
+    rule_name: default!(Option<&str>, "NULL"),
 ) -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_enable_touch()");
     let relid = table_name.ok_or(TtlError::from(Invalid::Missing("table_name")))?.0;
-    Ok(registry::enable_touch(relid, column_name)?)
+    Ok(registry::enable_touch(relid, column_name, rule_name)?)
 }
 
 /// Makes an UPDATE leave a row's clock alone. Returns `false` if it already did.
@@ -114,10 +117,11 @@ fn ttl_enable_touch(
 fn ttl_disable_touch(
     table_name: Option<Regclass>,
     column_name: default!(Option<&str>, "NULL"),
+    rule_name: default!(Option<&str>, "NULL"),
 ) -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_disable_touch()");
     let relid = table_name.ok_or(TtlError::from(Invalid::Missing("table_name")))?.0;
-    Ok(registry::disable_touch(relid, column_name)?)
+    Ok(registry::disable_touch(relid, column_name, rule_name)?)
 }
 
 c_function!(
@@ -162,7 +166,8 @@ fn row_of<'a>(
     table_name: Option<Regclass>,
     key: Option<Key<'a>>,
     column: Option<&'a str>,
+    rule_name: Option<&'a str>,
 ) -> Result<Row<'a>, TtlError> {
     let relid = table_name.ok_or(Invalid::Missing("table_name"))?.0;
-    Ok(Row { relid, key: key.ok_or(Invalid::Missing("key"))?, column })
+    Ok(Row { relid, key: key.ok_or(Invalid::Missing("key"))?, column, rule_name })
 }

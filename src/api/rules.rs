@@ -33,6 +33,8 @@ macro_rules! with_options {
             archive_to: default!(Option<Regclass>, "NULL"),
             on_expire: default!(Option<Regprocedure>, "NULL"),
             notify_channel: default!(Option<String>, "NULL"),
+            clear_columns: default!(Option<Vec<Option<String>>>, "NULL"),
+            emit_message: default!(Option<bool>, "NULL"),
             partition_action: default!(Option<&str>, "NULL"),
             run_every: default!(Option<Interval>, "NULL"),
             run_window: default!(Option<&str>, "NULL"),
@@ -55,6 +57,8 @@ macro_rules! with_options {
                     archive_to: archive_to.map(registry::table_name).transpose()?,
                     on_expire: on_expire.map(registry::function_name).transpose()?,
                     notify_channel,
+                    emit_message,
+                    clear_columns: clear_columns.map(column_names).transpose()?,
                     partition_action: partition_action.map(PartitionAction::parse).transpose()?,
                     run_every: run_every.map(|span| span_of("run_every", span)).transpose()?,
                     run_window: run_window.map(Window::parse).transpose()?,
@@ -75,9 +79,9 @@ with_options! {
         table_name: Option<Regclass>,
         column_name: Option<&str>,
         expire_after_seconds: Option<i32>,
-    ) (active: default!(Option<bool>, "NULL"),) |given| {
+    ) (active: default!(Option<bool>, "NULL"), rule_name: default!(Option<&str>, "NULL"),) |given| {
         let expire_after = expire_after_seconds.map(ttl_of_seconds).transpose()?;
-        create(table_name, column_name, Given { expire_after, ..given }, active)
+        create((table_name, column_name, rule_name), Given { expire_after, ..given }, active)
     }
 }
 
@@ -88,9 +92,9 @@ with_options! {
         table_name: Option<Regclass>,
         column_name: Option<&str>,
         expire_after: Option<Interval>,
-    ) (active: default!(Option<bool>, "NULL"),) |given| {
+    ) (active: default!(Option<bool>, "NULL"), rule_name: default!(Option<&str>, "NULL"),) |given| {
         let expire_after = expire_after.map(ttl_of_interval).transpose()?;
-        create(table_name, column_name, Given { expire_after, ..given }, active)
+        create((table_name, column_name, rule_name), Given { expire_after, ..given }, active)
     }
 }
 
@@ -102,9 +106,9 @@ with_options! {
         table_name: Option<Regclass>,
         column_name: Option<&str>,
         expire_after: Option<&str>,
-    ) (active: default!(Option<bool>, "NULL"),) |given| {
+    ) (active: default!(Option<bool>, "NULL"), rule_name: default!(Option<&str>, "NULL"),) |given| {
         let expire_after = expire_after.map(interval_of_text).transpose()?.map(ttl_of_interval).transpose()?;
-        create(table_name, column_name, Given { expire_after, ..given }, active)
+        create((table_name, column_name, rule_name), Given { expire_after, ..given }, active)
     }
 }
 
@@ -117,7 +121,7 @@ with_options! {
         expire_after: default!(Option<Interval>, "NULL"),
         expire_after_seconds: default!(Option<i32>, "NULL"),
         reset: default!(Option<Vec<Option<String>>>, "NULL"),
-    ) () |given| {
+    ) (rule_name: default!(Option<&str>, "NULL"),) |given| {
         refuse_if_read_only("ttl_alter_index()");
         let expire_after = match (expire_after, expire_after_seconds) {
             (Some(_), Some(_)) => return Err(TtlError::TwoExpiries.into()),
@@ -128,30 +132,42 @@ with_options! {
         let given = Given { expire_after, ..given };
         let reset: Option<Vec<_>> = reset.unwrap_or_default().into_iter().collect();
         let reset = reset.ok_or(TtlError::from(Invalid::Missing("an option to reset")))?;
-        registry::alter(table(table_name)?, column(column_name)?, given, &reset)?;
+        registry::alter(table(table_name)?, column(column_name)?, rule_name, given, &reset)?;
         Ok(true)
     }
 }
 
 /// Removes a rule. Returns `false` if there was none.
 #[pg_extern]
-fn ttl_drop_index(table_name: Option<Regclass>, column_name: Option<&str>) -> Result<bool, ErrorReport> {
+fn ttl_drop_index(
+    table_name: Option<Regclass>,
+    column_name: Option<&str>,
+    rule_name: default!(Option<&str>, "NULL"),
+) -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_drop_index()");
-    Ok(registry::drop(table(table_name)?, column(column_name)?)?)
+    Ok(registry::drop(table(table_name)?, column(column_name)?, rule_name)?)
 }
 
-/// Pauses one rule of a table, or all.
+/// Pauses the rules of a table, or those on a column or of a name.
 #[pg_extern]
-fn ttl_pause(table_name: Option<Regclass>, column_name: default!(Option<&str>, "NULL")) -> Result<i32, ErrorReport> {
+fn ttl_pause(
+    table_name: Option<Regclass>,
+    column_name: default!(Option<&str>, "NULL"),
+    rule_name: default!(Option<&str>, "NULL"),
+) -> Result<i32, ErrorReport> {
     refuse_if_read_only("ttl_pause()");
-    Ok(registry::set_active(table(table_name)?, column_name, false)?)
+    Ok(registry::set_active(table(table_name)?, column_name, rule_name, false)?)
 }
 
-/// Resumes one rule of a table, or all.
+/// Resumes the rules of a table, or those on a column or of a name.
 #[pg_extern]
-fn ttl_resume(table_name: Option<Regclass>, column_name: default!(Option<&str>, "NULL")) -> Result<i32, ErrorReport> {
+fn ttl_resume(
+    table_name: Option<Regclass>,
+    column_name: default!(Option<&str>, "NULL"),
+    rule_name: default!(Option<&str>, "NULL"),
+) -> Result<i32, ErrorReport> {
     refuse_if_read_only("ttl_resume()");
-    Ok(registry::set_active(table(table_name)?, column_name, true)?)
+    Ok(registry::set_active(table(table_name)?, column_name, rule_name, true)?)
 }
 
 /// Returns the rules that are on hold until a restore or an initial copy is over, and what they wait for.
@@ -168,16 +184,15 @@ pub fn ttl_default_batch_size() -> i32 {
 
 /// Registers a rule. A rule that is registered again stays paused or active unless the caller says which.
 fn create(
-    table_name: Option<Regclass>,
-    column_name: Option<&str>,
+    (table_name, column_name, rule_name): (Option<Regclass>, Option<&str>, Option<&str>),
     given: Given,
     active: Option<bool>,
 ) -> Result<bool, ErrorReport> {
     refuse_if_read_only("ttl_create_index()");
     let (table, column) = (table(table_name)?, column(column_name)?);
-    registry::create(table, column, given)?;
+    registry::create(table, column, rule_name, given)?;
     if let Some(active) = active {
-        registry::set_active(table, Some(column), active)?;
+        registry::set_active(table, Some(column), Some(rule_name.unwrap_or_default()), active)?;
     }
     Ok(true)
 }
@@ -192,6 +207,10 @@ fn column(column_name: Option<&str>) -> Result<&str, TtlError> {
 
 fn ttl_of_seconds(seconds: i32) -> Result<Ttl, TtlError> {
     Ok(Ttl::from_seconds(seconds)?)
+}
+
+fn column_names(names: Vec<Option<String>>) -> Result<Vec<String>, TtlError> {
+    Ok(names.into_iter().collect::<Option<_>>().ok_or(Invalid::ClearColumns)?)
 }
 
 /// Converts an interval that is not a time to live.

@@ -22,6 +22,7 @@ use std::time::Duration;
 fn ttl_preview(
     table_name: Option<Regclass>,
     column_name: default!(Option<&str>, "NULL"),
+    rule_name: default!(Option<&str>, "NULL"),
 ) -> Result<
     TableIterator<
         'static,
@@ -40,12 +41,13 @@ fn ttl_preview(
             name!(relation, String),
             name!(share, Option<f64>),
             name!(estimated_duration, Option<Interval>),
+            name!(rule_name, Option<String>),
         ),
     >,
     ErrorReport,
 > {
     let relid = table_name.ok_or(TtlError::from(Invalid::Missing("table_name")))?.0;
-    let rules = registry::rules_to_preview(relid, column_name)?;
+    let rules = registry::rules_to_preview(relid, column_name, rule_name)?;
     let mut rows = Vec::new();
     for (schema, table, rule) in rules {
         for it in preview::of(&Catalog::open()?, &rule)? {
@@ -64,6 +66,7 @@ fn ttl_preview(
                 it.relation,
                 it.share,
                 it.duration,
+                rule.rule_name.clone(),
             ));
         }
     }

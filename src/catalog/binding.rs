@@ -3,10 +3,10 @@
 use super::{Catalog, Rule};
 use crate::error::{Purpose, TtlError};
 use crate::pg::transaction::subtransaction;
-use crate::pg::{access, identity, meaning, process, relation, shmem, spi};
+use crate::pg::{access, expression, identity, meaning, process, relation, shmem, spi};
 use pgrx::pg_sys::Oid;
 
-/// The columns a rule was registered for: those of its TTL value, the soft-delete column, those of the filter.
+/// The columns a rule was registered for: those of its TTL value, those it updates, those of the filter.
 pub(super) struct Columns {
     pub relid: Oid,
     pub attnums: Vec<i16>,
@@ -14,6 +14,12 @@ pub(super) struct Columns {
     pub names: Vec<String>,
     /// The types below all domains that the rule is bound to.
     pub types: Vec<Oid>,
+}
+
+/// Reads an array of OIDs, in which a user may have written anything.
+pub(super) fn oids(row: &spi::Row<'_>, ordinal: usize) -> pgrx::spi::Result<Vec<Oid>> {
+    let oids = row.get::<Vec<Option<Oid>>>(ordinal)?.unwrap_or_default();
+    Ok(oids.into_iter().map(Option::unwrap_or_default).collect())
 }
 
 /// SQL for a fingerprint of the functions `$1`: what they do, regardless of name, cost and privileges.
@@ -25,8 +31,9 @@ pub(super) const FINGERPRINT: &str =
 impl Columns {
     /// The four columns that [`Self::read`] reads, as SQL over a rule `t` and its binding `b`.
     pub const SQL: &str =
-        "b.relid, coalesce(b.expression_attnums, ARRAY[b.attnum]) || b.soft_delete_attnum || b.filter_attnums,
-         coalesce(t.expression_columns, ARRAY[t.column_name]) || t.soft_delete_column || t.filter_columns, b.types";
+        "b.relid, coalesce(b.expression_attnums, ARRAY[b.attnum]) || b.soft_delete_attnum || b.clear_attnums || b.filter_attnums,
+         coalesce(t.expression_columns, ARRAY[t.column_name]) || t.soft_delete_column || t.clear_columns || t.filter_columns,
+         b.types";
 
     /// Reads the columns of [`Self::SQL`] from a row, starting at ordinal `place`.
     pub fn read(row: &spi::Row<'_>, place: usize) -> Result<Self, TtlError> {
@@ -34,12 +41,15 @@ impl Columns {
             relid: row.get(place)?.unwrap_or_default(),
             attnums: row.get::<Vec<Option<i16>>>(place + 1)?.unwrap_or_default().into_iter().flatten().collect(),
             names: row.get::<Vec<Option<String>>>(place + 2)?.unwrap_or_default().into_iter().flatten().collect(),
-            types: row.get(place + 3)?.unwrap_or_default(),
+            types: oids(row, place + 3)?,
         })
     }
 
-    /// Fails if a column is gone, no longer has its name, or has another type.
+    /// Fails if a column is gone, no longer has its name, or has another type, or if the rule was written to use others.
     pub fn check(&self) -> Result<(), TtlError> {
+        if self.attnums.len() != self.names.len() {
+            return Err(TtlError::ColumnMissing(self.names.last().cloned().unwrap_or_default()));
+        }
         for (place, (attnum, name)) in self.attnums.iter().zip(&self.names).enumerate() {
             match access::column(self.relid, *attnum) {
                 Some((present, type_oid)) if present == *name => {
@@ -75,6 +85,14 @@ impl Meanings {
     }
 }
 
+/// Returns the values of defaults, as constants in SQL. A column without a default is cleared to NULL.
+fn values_of(relid: Oid, attnums: &[i16], defaults: &[Option<String>]) -> Result<Vec<String>, TtlError> {
+    let value = |(attnum, default): (&i16, &Option<String>)| {
+        default.as_ref().map_or(Ok("NULL".into()), |default| expression::constant(relid, *attnum, default))
+    };
+    attnums.iter().zip(defaults).map(value).collect()
+}
+
 /// Why a rule is being bound.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Binding {
@@ -96,6 +114,9 @@ struct Unbound {
     bound_types: Vec<Oid>,
     filter: Option<String>,
     expression: Option<String>,
+    /// The defaults of the columns that it clears.
+    clear_defaults: Option<Vec<Option<String>>>,
+    clear_attnums: Vec<i16>,
 }
 
 impl Catalog {
@@ -103,6 +124,7 @@ impl Catalog {
     pub(super) fn bind(&self, id: i64, how: Binding) -> Result<(), TtlError> {
         let Some(rule) = self.bind_names(id, how)? else { return Ok(()) };
         self.bind_meanings(id, &rule, how)?;
+        self.bind_defaults(id, &rule, how)?;
         self.know_uses(id)?;
         self.count_guards(id, rule.relid)?;
         match how {
@@ -122,6 +144,7 @@ impl Catalog {
                  filter_attnums = {schema}.ttl_attnums(b.relid, t.filter_columns),
                  expression_attnums = {schema}.ttl_attnums(b.relid, t.expression_columns),
                  soft_delete_attnum = ({schema}.ttl_attnums(b.relid, ARRAY[t.soft_delete_column]))[1],
+                 clear_attnums = {schema}.ttl_attnums(b.relid, t.clear_columns), clear_defaults = NULL, clear_values = NULL,
                  index_relid = {schema}.ttl_ready_index(b.relid, t.index_name, t.concurrently),
                  archive_relid = to_regclass(t.archive_to), on_expire_oid = {schema}.ttl_on_expire_oid(t.on_expire)
              FROM {schema}.ttl_index_table t
@@ -129,10 +152,13 @@ impl Catalog {
             schema = self.schema
         );
         let read = format!(
-            "SELECT b.relid, c.relowner, coalesce(b.expression_attnums, ARRAY[b.attnum]) || b.soft_delete_attnum || b.filter_attnums,
-                    (SELECT array_agg(coalesce(to_regtype(name)::oid, 0::oid) ORDER BY place)
+            "SELECT b.relid, c.relowner, coalesce(b.expression_attnums, ARRAY[b.attnum]) || b.soft_delete_attnum || b.clear_attnums
+                        || b.filter_attnums,
+                    (SELECT array_agg(coalesce(to_regtype(name)::oid, 'unknown'::regtype::oid) ORDER BY place)
                      FROM unnest(t.column_types) WITH ORDINALITY AS named (name, place)),
-                    t.filter, CASE WHEN b.attnum IS NULL THEN t.column_name END, b.types
+                    t.filter, CASE WHEN b.attnum IS NULL THEN t.column_name END, b.types,
+                    CASE WHEN b.clear_attnums IS NOT NULL THEN {schema}.ttl_defaults(b.relid, b.clear_attnums) END,
+                    b.clear_attnums
              FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              JOIN pg_class c ON c.oid = b.relid WHERE t.id = $1",
             schema = self.schema
@@ -147,9 +173,11 @@ impl Catalog {
                     owner: row.get(2)?.unwrap_or_default(),
                     attnums: row.get::<Vec<Option<i16>>>(3)?.unwrap_or_default().into_iter().flatten().collect(),
                     named_types: row.get(4)?,
-                    bound_types: row.get(7)?.unwrap_or_default(),
+                    bound_types: oids(&row, 7)?,
                     filter: row.get(5)?,
                     expression: row.get(6)?,
+                    clear_defaults: row.get(8)?,
+                    clear_attnums: row.get::<Vec<Option<i16>>>(9)?.unwrap_or_default().into_iter().flatten().collect(),
                 })
             })
         })?;
@@ -209,6 +237,32 @@ impl Catalog {
             }
             Ok::<_, TtlError>(())
         })
+    }
+
+    /// Stores the defaults of the columns that a rule clears, and their values.
+    fn bind_defaults(&self, id: i64, rule: &Unbound, how: Binding) -> Result<(), TtlError> {
+        let Some(defaults) = &rule.clear_defaults else { return Ok(()) };
+        let read = || identity::sandboxed_as(rule.owner, || values_of(rule.relid, &rule.clear_attnums, defaults));
+        let values = match how {
+            Binding::Registered | Binding::Upgraded => read()?,
+            // Without values, the rule does not run.
+            Binding::Restored => match subtransaction(read) {
+                Ok(values) => values,
+                Err(_) => return Ok(()),
+            },
+        };
+        let sql =
+            format!("UPDATE {}.ttl_binding SET clear_defaults = $2, clear_values = $3 WHERE rule_id = $1", self.schema);
+        self.with_rights(|| spi::execute(&sql, &[id.into(), defaults.clone().into(), values.into()])).map(|_| ())
+    }
+
+    /// Returns the values of the defaults of columns, as constants in SQL, read as the owner of the table.
+    pub fn default_values(&self, relid: Oid, owner: Oid, attnums: &[i16]) -> Result<Vec<String>, TtlError> {
+        let sql = format!("SELECT {}.ttl_defaults($1, $2)", self.schema);
+        let args = [relid.into(), attnums.to_vec().into()];
+        let read = || spi::query(&sql, &args, |row| row.get::<Vec<Option<String>>>(1));
+        let defaults = self.with_rights(read)?.into_iter().flatten().next().unwrap_or_default();
+        identity::sandboxed_as(owner, || values_of(relid, attnums, &defaults))
     }
 
     /// Adds the objects a rule uses by name, and the schemas of all objects, to those its expressions use.

@@ -1,11 +1,17 @@
 //! Finds rules: for workers, for a table, and for queries that must not see hidden rows.
 
 use super::Catalog;
+use super::binding::Columns;
 use super::rule::{Broken, Rule};
 use crate::error::TtlError;
-use crate::pg::{access, spi};
+use crate::pg::{access, memo, process, spi};
+use pgrx::PgSqlErrorCode;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys::Oid;
+use std::time::Duration;
+
+/// How often rules are read again while a command that concerns them is committing, a millisecond apart.
+const DDL_ENDS: u32 = 20;
 
 impl Catalog {
     /// Returns the active rules on one table, or on all, if the current role has the rights of the table's owner. A
@@ -26,6 +32,7 @@ impl Catalog {
         );
         if id.is_none() {
             self.remove_forsaken()?;
+            self.bind_rebuilt_indexes()?;
         }
         let mut rules = self.rules_where(&condition, &[id.into()])?;
         // In a parallel restore, a session may create a trigger while another writes the rule: neither sees the other.
@@ -54,6 +61,24 @@ impl Catalog {
         for id in found {
             if self.is_free(id)? {
                 self.remove(id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Binds rules to indexes that were rebuilt under a new OID, while their names tell which.
+    fn bind_rebuilt_indexes(&self) -> Result<(), TtlError> {
+        let find = format!(
+            "SELECT b.rule_id FROM {schema}.ttl_binding b JOIN {schema}.ttl_index_table t ON t.id = b.rule_id
+             WHERE b.index_relid IS NOT NULL AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indexrelid = b.index_relid)
+               AND {schema}.ttl_ready_index(b.relid, t.index_name, t.concurrently) IS NOT NULL",
+            schema = self.schema
+        );
+        let found = self.with_rights(|| spi::read(&find, &[], |row| Ok(row.get::<i64>(1)?.unwrap_or_default())))?;
+        for id in found {
+            if self.is_free(id)? {
+                self.bind_objects(id)?;
+                self.forget_rule(id)?;
             }
         }
         Ok(())
@@ -151,6 +176,41 @@ impl Catalog {
     }
 
     fn rules_where(&self, condition: &str, args: &[DatumWithOid<'_>]) -> Result<Vec<Result<Rule, Broken>>, TtlError> {
-        self.with_rights(|| spi::read(&self.rules_sql(condition), args, |row| Ok(self.rule(&row))))
+        let sql = self.rules_sql(condition);
+        let read = || self.with_rights(|| spi::read(&sql, args, |row| Ok(self.rule(&row))));
+        let mut rules = read()?;
+        for _ in 0..DDL_ENDS {
+            if !self.are_in_flux(&rules)? {
+                break;
+            }
+            process::rest(Duration::from_millis(1));
+            memo::hear_of_changes();
+            rules = read()?;
+        }
+        Ok(rules)
+    }
+
+    /// Whether a rule seems to lack a column only because a command that renames it is just committing: the rule's row is
+    /// read by a snapshot, and columns from PostgreSQL's cache, which hears of a commit a moment later.
+    fn are_in_flux(&self, rules: &[Result<Rule, Broken>]) -> Result<bool, TtlError> {
+        let lack =
+            |broken: &&Broken| broken.failure.code == PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN && !broken.is_known;
+        let ids: Vec<i64> =
+            rules.iter().filter_map(|rule| rule.as_ref().err()).filter(lack).map(|it| it.rule_id).collect();
+        if ids.is_empty() {
+            return Ok(false);
+        }
+        let sql = format!(
+            "SELECT coalesce(bool_and(a.attname = used.name), false)
+             FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+             CROSS JOIN LATERAL (SELECT {columns}) AS read (relid, attnums, names, types)
+             CROSS JOIN LATERAL unnest(array_remove(read.attnums, NULL), array_remove(read.names, NULL)) AS used (attnum, name)
+             LEFT JOIN pg_attribute a ON a.attrelid = b.relid AND a.attnum = used.attnum AND NOT a.attisdropped
+             WHERE t.id = ANY ($1) GROUP BY t.id",
+            columns = Columns::SQL,
+            schema = self.schema
+        );
+        let are_there = self.with_rights(|| spi::read(&sql, &[ids.into()], |row| row.get(1)))?;
+        Ok(are_there.contains(&Some(true)))
     }
 }

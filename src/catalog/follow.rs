@@ -4,7 +4,7 @@
 //! however many rules there are.
 
 use super::Catalog;
-use super::binding::FINGERPRINT;
+use super::binding::{FINGERPRINT, oids};
 use crate::error::{Purpose, TtlError};
 use crate::pg::event::Event;
 use crate::pg::plan::Plan;
@@ -88,8 +88,11 @@ struct Bound {
     attnum: Option<i16>,
     expression_attnums: Option<Vec<i16>>,
     mark_attnum: Option<i16>,
+    clear_attnums: Option<Vec<i16>>,
     filter_attnums: Vec<i16>,
     mark: Option<String>,
+    clear_columns: Option<Vec<String>>,
+    has_same_defaults: bool,
     filter_columns: Vec<String>,
     expression_columns: Option<Vec<String>>,
     types: Vec<Oid>,
@@ -277,6 +280,10 @@ impl Catalog {
             attnums.iter().zip(known).map(name_now).collect::<Result<Vec<_>, TtlError>>()
         };
         names_now(bound.mark_attnum.as_slice(), bound.mark.as_slice(), TtlError::MarkDropped)?;
+        let clear_columns = match (&bound.clear_attnums, &bound.clear_columns) {
+            (Some(attnums), Some(known)) => Some(names_now(attnums, known, TtlError::ClearedDropped)?),
+            _ => None,
+        };
         let filter_columns = names_now(&bound.filter_attnums, &bound.filter_columns, TtlError::FilterColumnDropped)?;
         let expression_columns = match (&bound.expression_attnums, &bound.expression_columns) {
             (Some(attnums), Some(known)) => Some(names_now(attnums, known, TtlError::ColumnMissing)?),
@@ -296,12 +303,20 @@ impl Catalog {
         let filter = text_now(&bound.filter_tree, Purpose::Filter)?.or_else(|| bound.filter.clone());
         let column = text_now(&bound.expression_tree, Purpose::Value)?.unwrap_or_else(|| bound.column.clone());
         let sql = format!(
-            "UPDATE {}.ttl_index_table SET filter = $2, column_name = $3, filter_columns = $4, expression_columns = $5
-             WHERE id = $1 AND (filter, column_name, filter_columns, expression_columns) IS DISTINCT FROM ($2, $3, $4, $5)",
+            "UPDATE {}.ttl_index_table SET filter = $2, column_name = $3, filter_columns = $4, expression_columns = $5,
+                 clear_columns = $6
+             WHERE id = $1
+               AND (filter, column_name, filter_columns, expression_columns, clear_columns) IS DISTINCT FROM ($2, $3, $4, $5, $6)",
             self.schema
         );
-        let args =
-            [id.into(), filter.into(), column.into(), filter_columns.clone().into(), expression_columns.clone().into()];
+        let args = [
+            id.into(),
+            filter.into(),
+            column.into(),
+            filter_columns.clone().into(),
+            expression_columns.clone().into(),
+            clear_columns.clone().into(),
+        ];
         self.with_rights(|| spi::execute(&sql, &args))?;
 
         let attnums = bound.all_attnums();
@@ -310,6 +325,9 @@ impl Catalog {
             if bound.types.get(place) != Some(&type_oid) || recomputed.contains(&name) {
                 return Err(TtlError::TypeChanged(name));
             }
+        }
+        if let (false, Some(columns)) = (bound.has_same_defaults, clear_columns) {
+            return Err(TtlError::DefaultChanged(columns.join("\", \"")));
         }
         // Record a new owner at once, so that a dump says so even if no sweep has noticed.
         if bound.has_changed_hands { Err(TtlError::NotConfirmed) } else { Ok(()) }
@@ -350,7 +368,8 @@ impl Catalog {
             "SELECT c.oid, b.attnum, b.expression_attnums, b.soft_delete_attnum, b.filter_attnums, t.soft_delete_column,
                     t.filter_columns, t.expression_columns, b.types, b.filter_tree, b.expression_tree,
                     coalesce(b.tree_version = $2, false), t.column_name, t.filter, b.called, b.functions,
-                    c.relowner IS DISTINCT FROM b.owner
+                    c.relowner IS DISTINCT FROM b.owner, b.clear_attnums, t.clear_columns,
+                    b.clear_attnums IS NULL OR coalesce({schema}.ttl_defaults(b.relid, b.clear_attnums) = b.clear_defaults, false)
              FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              LEFT JOIN pg_class c ON c.oid = b.relid WHERE t.id = $1",
             schema = self.schema
@@ -366,7 +385,7 @@ impl Catalog {
                     mark: row.get(6)?,
                     filter_columns: row.get(7)?.unwrap_or_default(),
                     expression_columns: row.get(8)?,
-                    types: row.get(9)?.unwrap_or_default(),
+                    types: oids(&row, 9)?,
                     filter_tree: row.get(10)?,
                     expression_tree: row.get(11)?,
                     is_comparable: row.get(12)?.unwrap_or_default(),
@@ -375,6 +394,9 @@ impl Catalog {
                     called: row.get(15)?.unwrap_or_default(),
                     functions: row.get(16)?,
                     has_changed_hands: row.get(17)?.unwrap_or_default(),
+                    clear_attnums: row.get(18)?,
+                    clear_columns: row.get(19)?,
+                    has_same_defaults: row.get(20)?.unwrap_or_default(),
                 })
             })
         })?;
@@ -386,6 +408,7 @@ impl Bound {
     /// Returns the numbers of all columns the rule uses, in the order of `types`.
     fn all_attnums(&self) -> Vec<i16> {
         let subject = self.expression_attnums.clone().unwrap_or_else(|| self.attnum.into_iter().collect());
-        subject.into_iter().chain(self.mark_attnum).chain(self.filter_attnums.iter().copied()).collect()
+        let updated = self.mark_attnum.into_iter().chain(self.clear_attnums.iter().flatten().copied());
+        subject.into_iter().chain(updated).chain(self.filter_attnums.iter().copied()).collect()
     }
 }

@@ -3,6 +3,7 @@
 
 mod binding;
 mod claim;
+mod clock;
 mod find;
 mod follow;
 mod outcome;
@@ -15,6 +16,7 @@ mod switch;
 mod visible;
 
 pub use claim::Claim;
+pub use clock::Change as ClockChange;
 pub use outcome::{Blocked, Initiator, Outcome};
 pub use probe::Probe;
 pub use restore::DumpedRule;

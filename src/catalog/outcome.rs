@@ -216,10 +216,10 @@ impl Catalog {
             schema = self.schema
         );
         let history = format!(
-            "INSERT INTO {schema}.ttl_history_log (rule_id, schema_name, table_name, column_name, initiator, started_at,
+            "INSERT INTO {schema}.ttl_history_log (rule_id, schema_name, table_name, column_name, rule_name, initiator, started_at,
                  finished_at, rows_removed, batches, blocked_rows, locked_rows, status, error, wal_bytes,
                  partitions_removed, error_code, plan)
-             SELECT id, schema_name, table_name, column_name, $2, $3, clock_timestamp(), $4, $5, $6, $7, $8, $9, $10, $11, $12, $13
+             SELECT id, schema_name, table_name, column_name, rule_name, $2, $3, clock_timestamp(), $4, $5, $6, $7, $8, $9, $10, $11, $12, $13
              FROM {schema}.ttl_index_table WHERE id = $1",
             schema = self.schema
         );

@@ -19,6 +19,7 @@ pub struct DumpedRule {
     pub schema_name: String,
     pub table_name: String,
     pub column_name: String,
+    pub rule_name: Option<String>,
     pub active: bool,
     pub guards: i32,
     pub column_types: Option<Vec<String>>,
@@ -47,8 +48,8 @@ impl Catalog {
     /// without some of its tables must not lose the other rules.
     pub fn bind_written(&self, id: i64) -> Result<(), TtlError> {
         let insert = format!(
-            "INSERT INTO {schema}.ttl_binding (rule_id, relid, attnum, expression_attnums, held_by, held_since)
-             SELECT t.id, named.relid, CASE WHEN t.expression_columns IS NULL THEN ({schema}.ttl_attnums(named.relid, ARRAY[t.column_name]))[1] END,
+            "INSERT INTO {schema}.ttl_binding (rule_id, relid, rule_name, attnum, expression_attnums, held_by, held_since)
+             SELECT t.id, named.relid, t.rule_name, CASE WHEN t.expression_columns IS NULL THEN ({schema}.ttl_attnums(named.relid, ARRAY[t.column_name]))[1] END,
                     {schema}.ttl_attnums(named.relid, t.expression_columns), a.pid, a.backend_start
              FROM {schema}.ttl_index_table t
              CROSS JOIN LATERAL (SELECT to_regclass(format('%I.%I', t.schema_name, t.table_name))::oid) AS named (relid)
@@ -161,7 +162,8 @@ impl Catalog {
             "SELECT FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              WHERE t.id = $1 AND b.relid = to_regclass(format('%I.%I', t.schema_name, t.table_name))
                AND b.attnum IS NOT DISTINCT FROM CASE WHEN t.expression_columns IS NULL
-                   THEN ({schema}.ttl_attnums(b.relid, ARRAY[t.column_name]))[1] END",
+                   THEN ({schema}.ttl_attnums(b.relid, ARRAY[t.column_name]))[1] END
+               AND b.rule_name IS NOT DISTINCT FROM t.rule_name",
             schema = self.schema
         );
         let Some(written) = self.written(id)? else { return Ok(()) };
@@ -196,10 +198,12 @@ impl Catalog {
             "SELECT t.schema_name, t.table_name, t.column_name,
                     named.relid IS NOT NULL
                         AND array_position({schema}.ttl_attnums(named.relid, coalesce(t.expression_columns, ARRAY[t.column_name])
-                            || t.filter_columns || array_remove(ARRAY[t.soft_delete_column], NULL)), NULL) IS NULL,
-                    t.expression_columns IS NULL AND t.soft_delete_column = t.column_name, t.soft_delete_column,
+                            || t.filter_columns || t.clear_columns || array_remove(ARRAY[t.soft_delete_column], NULL)), NULL) IS NULL,
+                    t.expression_columns IS NULL AND (t.soft_delete_column = t.column_name
+                                                      OR coalesce(t.column_name = ANY (t.clear_columns), false)), t.soft_delete_column,
                     EXISTS (SELECT FROM {schema}.ttl_binding b JOIN {schema}.ttl_index_table o ON o.id = b.rule_id
-                            WHERE b.relid = named.relid AND o.id <> t.id AND o.column_name = t.column_name)
+                            WHERE b.relid = named.relid AND o.id <> t.id AND o.column_name = t.column_name
+                              AND o.rule_name IS NOT DISTINCT FROM t.rule_name)
              FROM {schema}.ttl_index_table t
              CROSS JOIN LATERAL (SELECT to_regclass(format('%I.%I', t.schema_name, t.table_name))::oid) AS named (relid)
              WHERE t.id = $1",
@@ -244,6 +248,7 @@ impl Catalog {
     ///
     /// A restored rule must not run before the objects that protect rows exist: triggers and foreign keys come last in
     /// a restore, maybe in another session. While a subscription copies a table, rows that reference it may be missing.
+    /// A rule that would take too much of its table waits until somebody agrees.
     pub(super) fn hold(&self) -> String {
         const COPIED: &str = "SELECT FROM pg_subscription_rel s WHERE s.srsubstate <> 'r' AND s.srrelid IN (
                  WITH RECURSIVE tree (relid) AS (
@@ -264,6 +269,8 @@ impl Catalog {
                   THEN 'restore: under way'
                   WHEN (SELECT EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate <> 'r')) AND EXISTS ({COPIED})
                   THEN 'subscription: initial copy'
+                  WHEN t.held_share IS NOT NULL
+                  THEN format('max_share_per_run: would take %s %% of the table', round((100 * t.held_share)::numeric, 1))
              END"
         )
     }
@@ -273,7 +280,7 @@ impl Catalog {
         let sql = format!(
             "SELECT * FROM (SELECT t.id, {hold} AS hold
                             FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
-                            WHERE b.held_by IS NOT NULL OR EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate <> 'r')) AS held
+                            WHERE b.held_by IS NOT NULL OR t.held_share IS NOT NULL OR EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate <> 'r')) AS held
              WHERE hold IS NOT NULL",
             hold = self.hold(),
             schema = self.schema

@@ -6,7 +6,7 @@ use super::{Catalog, rules};
 use crate::error::TtlError;
 use crate::pg::transaction::Failure;
 use crate::pg::{access, meaning, spi};
-use crate::rule::{Mark, Options, Predicate, Source};
+use crate::rule::{Cleared, Mark, Options, Predicate, Source, Update};
 use pgrx::pg_sys::Oid;
 use pgrx::spi::{quote_identifier, quote_qualified_identifier};
 use pgrx::{JsonB, PgSqlErrorCode};
@@ -26,6 +26,8 @@ pub struct Rule {
     pub table: String,
     /// The TTL column, or the expression.
     pub name: String,
+    /// Tells the rules on one column apart.
+    pub rule_name: Option<String>,
     /// The column or expression as SQL: quoted, or in parentheses.
     pub column: String,
     /// The column's number; `None` for an expression.
@@ -74,6 +76,8 @@ pub struct State {
     pub blocked: Option<Blocked>,
     /// SQLSTATE and message.
     pub last_error: Option<String>,
+    /// The largest share of its table that the rule may take at once by somebody's word.
+    pub largest_share: f64,
     /// Why the rule is on hold although active: something it needs has not been restored or copied yet.
     pub hold: Option<String>,
     /// Whether the rule was written other than by registering it, and has not been released since.
@@ -87,6 +91,13 @@ impl State {
     }
 }
 
+/// A column that a rule clears, and its default as a constant in SQL.
+#[derive(Deserialize)]
+struct Clears {
+    column: String,
+    default: Option<String>,
+}
+
 /// The objects of a rule as the system catalogs have them.
 #[derive(Deserialize)]
 struct Bound {
@@ -96,6 +107,7 @@ struct Bound {
     schema_name: String,
     table_name: String,
     name: String,
+    rule_name: Option<String>,
     attnum: Option<i16>,
     type_oid: Option<u32>,
     type_name: Option<String>,
@@ -104,6 +116,8 @@ struct Bound {
     is_writable: bool,
     mark: Option<String>,
     mark_type: Option<u32>,
+    clears: Option<Vec<Clears>>,
+    has_same_defaults: bool,
     has_children: bool,
     is_partitioned: bool,
     archive: Option<u32>,
@@ -118,7 +132,8 @@ struct Bound {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "column {} of table {}", self.column, self.table)
+        write!(f, "column {} of table {}", self.column, self.table)?;
+        self.rule_name.as_ref().map_or(Ok(()), |name| write!(f, ", named \"{name}\""))
     }
 }
 
@@ -129,9 +144,14 @@ impl Rule {
         if self.has_changed_hands { Err(TtlError::NotConfirmed) } else { Ok(()) }
     }
 
-    /// Whether the rule marks rows instead of removing them.
-    pub fn marks(&self) -> bool {
-        self.predicate.mark.is_some()
+    /// Whether the rule marks or clears rows instead of removing them.
+    pub fn updates(&self) -> bool {
+        self.predicate.update.is_some()
+    }
+
+    /// Whether the rule clears columns of rows that stay.
+    pub fn clears(&self) -> bool {
+        matches!(self.predicate.update, Some(Update::Clear(_)))
     }
 
     /// Whether filter and expression call no user code. Decided without running anything.
@@ -167,11 +187,17 @@ impl Catalog {
                     jsonb_build_object(
                         'relid', b.relid::bigint, 'owner', c.relowner::bigint, 'registered_for', b.owner::bigint,
                         'schema_name', n.nspname, 'table_name', c.relname,
-                        'name', coalesce(a.attname::text, t.column_name), 'attnum', b.attnum, 'type_oid', type.oid::bigint,
+                        'name', coalesce(a.attname::text, t.column_name), 'rule_name', t.rule_name, 'attnum', b.attnum, 'type_oid', type.oid::bigint,
                         'type_name', format_type(a.atttypid, a.atttypmod), 'typmod', a.atttypmod,
                         'not_null', coalesce(a.attnotnull OR type.typnotnull, false),
                         'is_writable', coalesce(a.attgenerated = '' AND a.attidentity <> 'a', false),
                         'mark', mark.attname, 'mark_type', mark.atttypid::bigint,
+                        'clears', CASE WHEN b.clear_attnums IS NOT NULL THEN (
+                                 SELECT jsonb_agg(jsonb_build_object('column', k.attname, 'default', b.clear_values[c.place]) ORDER BY c.place)
+                                 FROM unnest(b.clear_attnums) WITH ORDINALITY AS c (attnum, place)
+                                 JOIN pg_attribute k ON k.attrelid = b.relid AND k.attnum = c.attnum) END,
+                        'has_same_defaults', b.clear_attnums IS NULL
+                             OR coalesce({schema}.ttl_defaults(b.relid, b.clear_attnums) = b.clear_defaults, false),
                         'has_children', c.relkind = 'p' OR c.relhassubclass, 'is_partitioned', c.relkind = 'p',
                         'archive', b.archive_relid::bigint,
                         'missing_archive', CASE WHEN t.archive_to IS NOT NULL AND b.archive_relid IS NULL
@@ -193,7 +219,7 @@ impl Catalog {
                                  'rests', t.blocked_retry_at > now() AND t.consecutive_failures = 0,
                                  'up_to', s.blocked_up_to, 'under', s.blocked_under) END,
                         'last_error', t.last_error_code || ': ' || s.last_error,
-                        'hold', {hold}, 'was_restored', b.held_by IS NOT NULL),
+                        'largest_share', t.largest_share, 'hold', {hold}, 'was_restored', b.held_by IS NOT NULL),
                     {columns}
              FROM {schema}.ttl_index_table t
              JOIN {schema}.ttl_binding b ON b.rule_id = t.id
@@ -247,10 +273,15 @@ impl Catalog {
             .ok_or_else(|| TtlError::CannotExpireNow(name.clone()))?;
         let typmod = bound.typmod.unwrap_or(-1);
         let expiry = self.expiry(source, column.clone(), &options).with_precision(source.precision(typmod));
+        let cleared = |it: Clears| match it.default {
+            Some(default) if bound.has_same_defaults => Ok(Cleared { column: quote_identifier(it.column), default }),
+            _ => Err(TtlError::DefaultChanged(it.column)),
+        };
+        let clear = bound.clears.map(|all| all.into_iter().map(cleared).collect::<Result<_, _>>()).transpose()?;
         let mark = match (bound.mark, bound.mark_type) {
             (Some(name), Some(type_oid)) => {
                 let mark = Mark::of_type(access::base_type(Oid::from(type_oid)).to_u32());
-                Some((quote_identifier(&name), mark.ok_or(TtlError::CannotMarkNow(name))?))
+                Some(Update::Mark(quote_identifier(&name), mark.ok_or(TtlError::CannotMarkNow(name))?))
             }
             _ => None,
         };
@@ -274,6 +305,7 @@ impl Catalog {
             owner: Oid::from(bound.owner),
             table: quote_qualified_identifier(bound.schema_name, bound.table_name),
             name,
+            rule_name: bound.rule_name,
             column,
             attnum: bound.attnum,
             type_oid,
@@ -287,7 +319,7 @@ impl Catalog {
             has_changed_hands,
             missing,
             meanings,
-            predicate: Predicate::new(expiry, options.filter.clone(), mark),
+            predicate: Predicate::new(expiry, options.filter.clone(), mark.or(clear.map(Update::Clear))),
             options,
             state,
         })

@@ -3,7 +3,7 @@
 use super::binding::Binding;
 use super::{Catalog, Rule};
 use crate::error::TtlError;
-use crate::pg::spi;
+use crate::pg::{process, shmem, spi};
 use crate::rule::{Invalid, Options};
 use pgrx::JsonB;
 use pgrx::pg_sys::Oid;
@@ -13,6 +13,10 @@ use serde::Serialize;
 /// A rule as stored in the catalog.
 pub struct StoredRule {
     pub id: i64,
+    /// Tells the rules on one column apart.
+    pub rule_name: Option<String>,
+    /// The number of its column, 0 for an expression.
+    pub attnum: i16,
     /// The rule that soft-deletes the rows this one removes.
     pub purges: Option<i64>,
     /// The owner of the table when the rule was registered.
@@ -36,6 +40,7 @@ pub struct RuleIndex {
 pub struct Definition<'a> {
     #[serde(flatten)]
     pub options: &'a Options,
+    pub rule_name: Option<&'a str>,
     /// The columns the filter reads.
     pub filter_columns: Vec<String>,
     /// For a rule on an expression: the columns it reads, and its type.
@@ -50,6 +55,9 @@ pub struct Definition<'a> {
 /// SQL for whether a rule is on the column number `$2` or, if that is NULL, on the expression `$3`.
 const ON_SUBJECT: &str = "CASE WHEN b.attnum IS NULL THEN $2 IS NULL AND t.column_name = $3 ELSE b.attnum = $2 END";
 
+/// SQL for whether a rule has the name `$4`: an empty name is that of a rule without one, and NULL is any name.
+const IS_NAMED: &str = "($4 IS NULL OR coalesce(t.rule_name, '') = $4)";
+
 /// Returns the names of a row's columns, and their values.
 fn columns(row: &impl Serialize) -> (String, JsonB) {
     let values = serde_json::to_value(row).unwrap_or_default();
@@ -58,22 +66,52 @@ fn columns(row: &impl Serialize) -> (String, JsonB) {
 }
 
 impl Catalog {
-    /// Returns the rule on a column, or on an expression in canonical form, and locks it until the transaction ends.
-    pub fn find(&self, relid: Oid, attnum: Option<i16>, name: &str) -> Result<Option<StoredRule>, TtlError> {
+    /// Returns the rules on a column, or on an expression in canonical form, and locks them until the transaction ends:
+    /// all, or the one of this name, which is empty for a rule without a name.
+    pub fn find(
+        &self,
+        relid: Oid,
+        attnum: Option<i16>,
+        name: &str,
+        rule_name: Option<&str>,
+    ) -> Result<Vec<StoredRule>, TtlError> {
         let sql = format!(
             "SELECT t.id, t.index_name, t.index_created_by_extension,
                     {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name), t.purges, {options},
                     EXISTS (SELECT FROM pg_index i WHERE i.indisvalid
-                              AND i.indexrelid = {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name)), b.owner
+                              AND i.indexrelid = {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name)), b.owner,
+                    t.rule_name, coalesce(b.attnum, 0::smallint)
              FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
-             WHERE b.relid = $1 AND {ON_SUBJECT}
+             WHERE b.relid = $1 AND {ON_SUBJECT} AND {IS_NAMED}
+             ORDER BY t.id
              FOR UPDATE OF t",
             options = options_of("t"),
             schema = self.schema
         );
-        let args = [relid.into(), attnum.into(), name.into()];
+        let args = [relid.into(), attnum.into(), name.into(), rule_name.into()];
         let rows = self.with_rights(|| spi::query(&sql, &args, |row| Ok(stored_rule(&row))))?;
-        rows.into_iter().next().transpose()
+        rows.into_iter().collect()
+    }
+
+    /// Returns the names of the indexes of all rules in a schema, be they built or not.
+    pub fn index_names(&self, namespace: Oid) -> Result<Vec<String>, TtlError> {
+        let sql = format!(
+            "SELECT t.index_name FROM {}.ttl_index_table t
+             WHERE t.index_name IS NOT NULL AND t.schema_name = (SELECT nspname FROM pg_namespace WHERE oid = $1)",
+            self.schema
+        );
+        self.with_rights(|| spi::query(&sql, &[namespace.into()], |row| Ok(row.get(1)?.unwrap_or_default())))
+    }
+
+    /// Leaves an index that the extension made for rule `id` to another rule that uses it. Returns whether there is one.
+    pub fn hand_on_index(&self, index: Oid, id: i64) -> Result<bool, TtlError> {
+        let sql = format!(
+            "UPDATE {schema}.ttl_index_table SET index_created_by_extension = true
+             WHERE id = (SELECT min(t.id) FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+                         WHERE t.id <> $2 AND {schema}.ttl_index_oid(b.relid, b.index_relid, t.index_name) = $1)",
+            schema = self.schema
+        );
+        Ok(self.with_rights(|| spi::execute(&sql, &[index.into(), id.into()]))? > 0)
     }
 
     /// Returns the TTL column of the rule that purges for rule `id`, if there is one.
@@ -189,37 +227,88 @@ impl Catalog {
         self.know_probe(rule.id)
     }
 
+    /// Whether another rule of the table marks a column that a rule with these options clears, or the other way round:
+    /// each would undo the other.
+    pub fn is_updated_otherwise(&self, relid: Oid, id: Option<i64>, options: &Options) -> Result<bool, TtlError> {
+        let sql = format!(
+            "SELECT FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
+             WHERE b.relid = $1 AND t.id IS DISTINCT FROM $2
+               AND (t.soft_delete_column = ANY ($3) OR $4 = ANY (t.clear_columns))",
+            schema = self.schema
+        );
+        let (clears, mark) = (options.clear_columns.clone(), options.soft_delete_column.clone());
+        let args = [relid.into(), id.into(), clears.into(), mark.into()];
+        Ok(self.with_rights(|| spi::execute(&sql, &args))? > 0)
+    }
+
+    /// Holds a rule that would take this share of its table.
+    pub fn hold_share(&self, rule: &Rule, share: f64) -> Result<(), TtlError> {
+        let sql = format!("UPDATE {}.ttl_index_table SET held_share = $3 WHERE id = $1 AND version = $2", self.schema);
+        self.with_rights(|| spi::execute(&sql, &[rule.id.into(), rule.version.into(), share.into()]))?;
+        self.forget_rule(rule.id)
+    }
+
+    /// Lets a rule take the share of its table for which it is held.
+    fn admit_share(&self, id: i64) -> Result<(), TtlError> {
+        let sql = format!(
+            "UPDATE {}.ttl_index_table SET largest_share = greatest(largest_share, held_share), held_share = NULL
+             WHERE id = $1 AND held_share IS NOT NULL",
+            self.schema
+        );
+        if self.with_rights(|| spi::execute(&sql, &[id.into()]))? > 0 {
+            process::at_commit(shmem::wake);
+            self.forget_rule(id)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets what shares of its table a rule may take: it takes others now.
+    pub fn forget_shares(&self, id: i64) -> Result<(), TtlError> {
+        let sql =
+            format!("UPDATE {}.ttl_index_table SET largest_share = 0, held_share = NULL WHERE id = $1", self.schema);
+        self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
+    }
+
     pub fn remove(&self, id: i64) -> Result<(), TtlError> {
         let sql = format!("DELETE FROM {}.ttl_index_table WHERE id = $1", self.schema);
         self.with_rights(|| spi::execute(&sql, &[id.into()])).map(|_| ())
     }
 
-    /// Pauses or resumes one rule of a table, or all; returns how many changed. Resuming releases restored rules.
-    pub fn set_active(&self, relid: Oid, subject: Option<(Option<i16>, &str)>, active: bool) -> Result<i32, TtlError> {
+    /// Pauses or resumes the rules of a table, or only those on a column or of a name; returns how many changed. Resuming
+    /// releases restored rules.
+    pub fn set_active(
+        &self,
+        relid: Oid,
+        subject: Option<(Option<i16>, &str)>,
+        rule_name: Option<&str>,
+        active: bool,
+    ) -> Result<i32, TtlError> {
+        let is_meant = format!("($3 IS NULL OR {ON_SUBJECT}) AND {IS_NAMED}");
         let chosen = format!(
             "b.rule_id = t.id AND b.relid = $1
-               AND ($3 IS NULL OR {ON_SUBJECT} OR t.purges IN (
+               AND ({is_meant} OR t.purges IN (
                    SELECT t.id FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
-                   WHERE b.relid = $1 AND {ON_SUBJECT}))",
+                   WHERE b.relid = $1 AND {is_meant}))",
             schema = self.schema
         );
         let set = format!(
-            "UPDATE {schema}.ttl_index_table t SET active = $4, retry_at = NULL, index_retry_at = NULL
-             FROM {schema}.ttl_binding b WHERE {chosen} AND t.active <> $4 RETURNING t.id",
+            "UPDATE {schema}.ttl_index_table t SET active = $5, retry_at = NULL, index_retry_at = NULL
+             FROM {schema}.ttl_binding b WHERE {chosen} AND t.active <> $5 RETURNING t.id",
             schema = self.schema
         );
         let resting = format!(
             "SELECT t.id FROM {schema}.ttl_index_table t, {schema}.ttl_binding b
-             WHERE {chosen} AND b.held_by IS NOT NULL AND $4",
+             WHERE {chosen} AND (b.held_by IS NOT NULL OR t.held_share IS NOT NULL) AND $5",
             schema = self.schema
         );
         let (attnum, name) = subject.map_or((None, None), |(attnum, name)| (attnum, Some(name)));
-        let args = [relid.into(), attnum.into(), name.into(), active.into()];
+        let args = [relid.into(), attnum.into(), name.into(), rule_name.into(), active.into()];
         let ids =
             |sql: &str| self.with_rights(|| spi::query(sql, &args, |row| Ok(row.get::<i64>(1)?.unwrap_or_default())));
         let (resting, mut changed) = (ids(&resting)?, ids(&set)?);
         for id in resting {
             self.release(Some(id))?;
+            self.admit_share(id)?;
             if !changed.contains(&id) {
                 changed.push(id);
             }
@@ -237,6 +326,8 @@ fn stored_rule(row: &spi::Row<'_>) -> Result<StoredRule, TtlError> {
         id: row.get(1)?.unwrap_or_default(),
         purges: row.get(5)?,
         registered_for: row.get(8)?.unwrap_or_default(),
+        rule_name: row.get(9)?,
+        attnum: row.get(10)?.unwrap_or_default(),
         options: options(row, 6)?,
         index,
     })

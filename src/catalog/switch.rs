@@ -1,6 +1,7 @@
 //! Whether workers sweep this database.
 
 use super::Catalog;
+use super::clock::BECAUSE as BECAUSE_OF_CLOCK;
 use crate::error::TtlError;
 use crate::pg::spi;
 
@@ -11,12 +12,19 @@ impl Catalog {
         Ok(on == [Some(true)])
     }
 
-    /// Switches sweeping on or off. Returns `false` if it already was. Switching on releases rules held by a restore.
+    /// Switches sweeping on or off. Returns `false` if it already was. Switching on releases rules held by a restore, and
+    /// takes the clock for right.
     pub fn set_sweeping(&self, on: bool) -> Result<bool, TtlError> {
         if on {
             let sql = format!("DELETE FROM {}.ttl_worker_off", self.schema);
             let has_changed = self.with_rights(|| spi::execute(&sql, &[]))? > 0;
             self.release(None)?;
+            // Only a clock in doubt is worth waiting for somebody who has just noted it.
+            if self.is_clock_in_doubt()? {
+                self.trust_clock()?
+            } else {
+                self.note_clock()?
+            }
             Ok(has_changed)
         } else {
             self.switch_off(None)
@@ -29,8 +37,14 @@ impl Catalog {
         Ok(self.with_rights(|| spi::read(&sql, &[], |row| row.get(1)))?.into_iter().flatten().next())
     }
 
-    fn switch_off(&self, because: Option<&str>) -> Result<bool, TtlError> {
-        let sql = format!("INSERT INTO {}.ttl_worker_off (because) VALUES ($1) ON CONFLICT DO NOTHING", self.schema);
+    pub(super) fn switch_off(&self, because: Option<&str>) -> Result<bool, TtlError> {
+        // Any other reason lasts longer than a clock that has jumped.
+        let sql = format!(
+            "INSERT INTO {}.ttl_worker_off AS off (because) VALUES ($1) ON CONFLICT (only_one) DO UPDATE
+             SET because = excluded.because, since = excluded.since
+             WHERE off.because = '{BECAUSE_OF_CLOCK}' AND excluded.because IS DISTINCT FROM off.because",
+            self.schema
+        );
         Ok(self.with_rights(|| spi::execute(&sql, &[because.into()]))? > 0)
     }
 

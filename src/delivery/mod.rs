@@ -10,8 +10,10 @@ use crate::rule::Options;
 use crate::sandbox::{UnderWay, in_sandbox};
 use crate::table::{Table, table_oid};
 pub use archive::Archive;
+use pgrx::JsonB;
+use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::Oid;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// The longest payload that NOTIFY accepts, in bytes.
 const LONGEST_PAYLOAD: usize = 7_999;
@@ -115,8 +117,14 @@ pub fn call(rule: &Rule, taken: &[Taken]) -> Result<(), TtlError> {
     Ok(())
 }
 
-/// Notifies listeners of a batch when it commits.
-pub fn tell(rule: &Rule, relation: &str, removed: i64, taken: &[Taken]) -> Result<(), TtlError> {
+/// Tells listeners and streams of changes of a batch when it commits.
+pub fn tell(
+    rule: &Rule,
+    relation: &str,
+    removed: i64,
+    cutoff: Option<TimestampWithTimeZone>,
+    taken: &[Taken],
+) -> Result<(), TtlError> {
     if removed == 0 {
         return Ok(());
     }
@@ -124,12 +132,26 @@ pub fn tell(rule: &Rule, relation: &str, removed: i64, taken: &[Taken]) -> Resul
         [taken] => taken.range.as_deref(),
         _ => None,
     };
-    let action = match (&rule.predicate.mark, &rule.archive) {
-        (Some(_), _) => "mark",
+    let action = match (&rule.predicate.update, &rule.archive) {
+        (Some(update), _) => update.name(),
         (None, Some(_)) => "archive",
         (None, None) => "delete",
     };
+    if rule.options.emit_message {
+        let args = [JsonB(facts(rule, relation, action, Some(removed))).into(), cutoff.into()];
+        spi::execute(EMIT, &args)?;
+    }
     notify(rule, relation, action, Some(removed), range)
+}
+
+/// SQL that writes a message with facts and the cutoff to the log.
+const EMIT: &str = "SELECT pg_logical_emit_message(true, 'pg_ttl_index', ($1 || jsonb_build_object(
+     'cutoff', to_char($2 AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')))::text)";
+
+fn facts(rule: &Rule, relation: &str, action: &str, count: Option<i64>) -> Value {
+    let column = &rule.name[..rule.name.floor_char_boundary(LONGEST_NAME)];
+    json!({ "table": rule.table, "rule": column, "rule_name": rule.rule_name, "relation": relation, "action": action,
+            "count": count })
 }
 
 /// Sends a notification, if the rule has a channel.
@@ -141,9 +163,7 @@ pub fn notify(
     range: Option<&str>,
 ) -> Result<(), TtlError> {
     let Some(channel) = &rule.options.notify_channel else { return Ok(()) };
-    let (table, rule) = (&rule.table, &rule.name[..rule.name.floor_char_boundary(LONGEST_NAME)]);
-    let facts =
-        json!({ "table": table, "rule": rule, "relation": relation, "action": action, "count": count }).to_string();
+    let facts = facts(rule, relation, action, count).to_string();
     // The range is inserted as it came from the server, so that no digit of a number is lost.
     let full = range.map(|range| format!("{},\"range\":{range}}}", &facts[..facts.len() - 1]));
     let payload = full.filter(|full| full.len() <= LONGEST_PAYLOAD).unwrap_or(facts);

@@ -148,7 +148,8 @@ impl Build<'_> {
         let (schema, table) = Regclass(relid).split_name().ok_or(TtlError::UnknownTable(relid.to_u32()))?;
         let namespace = access::namespace_of(relid);
         let name = wished.filter(|name| access::is_free_name(namespace, name)).cloned();
-        Ok((schema, name.unwrap_or_else(|| free_name(namespace, &table, column))))
+        let name = name.map_or_else(|| free_name(namespace, &table, column), Ok)?;
+        Ok((schema, name))
     }
 
     fn command(&self, how: &str, name: &str, table: &str) -> String {
@@ -167,7 +168,7 @@ fn partitions(rule: &Rule) -> Result<Vec<Oid>, TtlError> {
     )
 }
 
-/// Returns the index predicate, as at registration: the filter, if it is immutable, and the mark.
+/// Returns the index predicate, as at registration: the filter, if it is immutable, and what is still to be updated.
 fn predicate(rule: &Rule) -> Result<Option<String>, TtlError> {
     let filter = rule.options.filter.as_deref();
     let filter = filter.map(|filter| expression::check_stored(rule.relid, filter, Purpose::Filter)).transpose()?;

@@ -34,8 +34,8 @@ pub fn ensure(
             method: &method.to_string(),
             condition: predicate.timeless().as_deref(),
             at_once: false,
-            // With an index that lacks the mark in its predicate, every sweep would scan marked rows again.
-            guarantee: predicate.unmarked().as_deref(),
+            // With an index that has marked or cleared rows, too, every sweep would scan them again.
+            guarantee: predicate.outstanding().as_deref(),
         })
     })?;
     if let Some(oid) = serving {
@@ -45,7 +45,7 @@ pub fn ensure(
     if !subject.immutable {
         return Err(TtlError::NotImmutable);
     }
-    let name = free_name(table.namespace, &table.name, subject.attnum.map(|_| subject.name.as_str()));
+    let name = free_name(table.namespace, &table.name, subject.attnum.map(|_| subject.name.as_str()))?;
     if options.concurrently {
         if !access::may_create_in(&table.schema, access::current_role()) {
             return Err(TtlError::SchemaPermission(table.schema.clone()));
@@ -61,9 +61,15 @@ pub fn ensure(
     Ok(Some(RuleIndex { name, oid: None, made_by_us: true, is_valid: true }))
 }
 
-/// Drops an index the extension made. An index that is already gone is not an error.
-pub fn drop(table: &Table, index: &RuleIndex) -> Result<(), TtlError> {
+/// Drops an index the extension made for the column with this number, 0 for an expression. An index that is already gone
+/// is not an error.
+pub fn drop(table: &Table, index: &RuleIndex, attnum: i16) -> Result<(), TtlError> {
     if let (Some(oid), true) = (index.oid, index.made_by_us) {
+        // Somebody may have made another index under the name before ours was built.
+        let sql = "SELECT FROM pg_index WHERE indexrelid = $1 AND indkey[0] = $2 AND indnatts = 1 AND NOT indisunique";
+        if spi::read(sql, &[oid.into(), attnum.into()], |_| Ok(()))?.is_empty() {
+            return Ok(());
+        }
         // An index attached to a parent's index goes with that; one taken over by a constraint, with the constraint.
         if relation::has_parent(oid) || is_of_constraint(oid)? {
             return Ok(());

@@ -5,7 +5,7 @@ mod ensure;
 
 pub use ensure::{drop, ensure};
 
-use crate::catalog::Rule;
+use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::pg::index::{self, Wanted};
 use crate::pg::{access, names, spi};
@@ -64,10 +64,12 @@ fn command(
 }
 
 /// Returns a free name for a relation's index: `idx_ttl_{table}_{column}`, shortened and numbered as PostgreSQL does.
-/// `column` is `None` for an expression.
-fn free_name(namespace: Oid, table: &str, column: Option<&str>) -> String {
+/// `column` is `None` for an expression. The names of indexes that are still to be built are not free.
+fn free_name(namespace: Oid, table: &str, column: Option<&str>) -> Result<String, TtlError> {
+    let pending = Catalog::open()?.index_names(namespace)?;
     let numbers = std::iter::once(None).chain((1..).map(Some));
     let table = format!("{PREFIX}{table}");
     let mut names = numbers.map(|number: Option<u32>| names::object_name(&table, column.unwrap_or("expr"), number));
-    names.find(|name| access::is_free_name(namespace, name)).unwrap_or_default()
+    let is_free = |name: &String| !pending.contains(name) && access::is_free_name(namespace, name);
+    Ok(names.find(is_free).unwrap_or_default())
 }

@@ -195,6 +195,34 @@ pub fn column(relid: pg_sys::Oid, attnum: i16) -> Option<(String, pg_sys::Oid)> 
     }
 }
 
+/// Whether the type of a column has an order, by a btree operator class of its own.
+pub fn has_order(relid: pg_sys::Oid, attnum: i16) -> bool {
+    // SAFETY: looks into the catalog and type caches.
+    unsafe {
+        let base = pg_sys::getBaseType(pg_sys::get_atttype(relid, attnum));
+        let entry = pg_sys::lookup_type_cache(base, (pg_sys::TYPECACHE_EQ_OPR | pg_sys::TYPECACHE_LT_OPR) as i32);
+        (*entry).eq_opr != pg_sys::InvalidOid && (*entry).lt_opr != pg_sys::InvalidOid
+    }
+}
+
+/// Returns the name of a column's type under all domains, with its modifier.
+pub fn base_type_name(relid: pg_sys::Oid, attnum: i16) -> Option<String> {
+    let flags = pg_sys::FORMAT_TYPE_TYPEMOD_GIVEN | pg_sys::FORMAT_TYPE_FORCE_QUALIFY;
+    // SAFETY: looks into the catalog caches; the name is copied.
+    unsafe {
+        let (mut type_oid, mut modifier, mut collation) = Default::default();
+        let tuple = pg_sys::SearchSysCacheAttNum(relid, attnum);
+        if tuple.is_null() {
+            return None;
+        }
+        pg_sys::ReleaseSysCache(tuple);
+        pg_sys::get_atttypetypmodcoll(relid, attnum, &mut type_oid, &mut modifier, &mut collation);
+        let (base, modifier) = base_type_and_modifier(type_oid, modifier);
+        let name = pg_sys::format_type_extended(base, modifier, flags as u16);
+        Some(CStr::from_ptr(name).to_string_lossy().into_owned())
+    }
+}
+
 /// The type under all domains.
 pub fn base_type(type_oid: pg_sys::Oid) -> pg_sys::Oid {
     // SAFETY: looks into the type cache; an OID that is not a type raises an ordinary error.

@@ -55,30 +55,30 @@ unsafe fn first(datums: *mut pg_sys::List) -> Option<String> {
     }
 }
 
-/// SQL that tells whether a column, given by name, is in the partition key of a relation, directly or in an expression:
-/// PostgreSQL records that such a column depends on its own table.
-pub fn partition_key_sql(relid: &str, column: &str) -> String {
+/// SQL that tells whether one of these columns, an array of names, is in the partition key of a relation, directly or in
+/// an expression: PostgreSQL records that such a column depends on its own table.
+pub fn partition_key_sql(relid: &str, columns: &str) -> String {
     format!(
         "EXISTS (SELECT FROM pg_partitioned_table p
-                 JOIN pg_attribute key ON key.attrelid = p.partrelid AND key.attname = {column}
+                 JOIN pg_attribute key ON key.attrelid = p.partrelid AND key.attname = ANY ({columns})
                  JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = p.partrelid AND d.objsubid = key.attnum
                   AND d.refclassid = d.classid AND d.refobjid = d.objid AND d.refobjsubid = 0 AND d.deptype = 'i'
                  WHERE p.partrelid = {relid})"
     )
 }
 
-/// Whether a column is in the partition key of an ancestor of the relation.
-pub fn is_partition_key_above(relid: pg_sys::Oid, column: &str) -> Result<bool, TtlError> {
+/// Whether one of these columns is in the partition key of an ancestor of the relation.
+pub fn is_partition_key_above(relid: pg_sys::Oid, columns: &[String]) -> Result<bool, TtlError> {
     let sql = format!(
         "SELECT FROM pg_partition_ancestors($1) AS above WHERE above.relid <> $1 AND {}",
         partition_key_sql("above.relid", "$2")
     );
-    Ok(!spi::read(&sql, &[relid.into(), column.into()], |_| Ok(()))?.is_empty())
+    Ok(!spi::read(&sql, &[relid.into(), columns.to_vec().into()], |_| Ok(()))?.is_empty())
 }
 
-/// Whether a column is in the partition key of the relation, an ancestor or a descendant.
-pub fn is_partition_key(relid: pg_sys::Oid, column: &str) -> Result<bool, TtlError> {
+/// Whether one of these columns is in the partition key of the relation, an ancestor or a descendant.
+pub fn is_partition_key(relid: pg_sys::Oid, columns: &[String]) -> Result<bool, TtlError> {
     let sql = format!("SELECT FROM pg_partition_tree($1) AS tree WHERE {}", partition_key_sql("tree.relid", "$2"));
-    let is_below = !spi::read(&sql, &[relid.into(), column.into()], |_| Ok(()))?.is_empty();
-    Ok(is_below || is_partition_key_above(relid, column)?)
+    let is_below = !spi::read(&sql, &[relid.into(), columns.to_vec().into()], |_| Ok(()))?.is_empty();
+    Ok(is_below || is_partition_key_above(relid, columns)?)
 }

@@ -79,6 +79,22 @@ pub struct BrinStats {
 
 unsafe extern "C" {
     pub fn kill(pid: i32, signal: i32) -> i32;
+    #[cfg(target_os = "linux")]
+    fn clock_gettime(clock: i32, time: *mut [i64; 2]) -> i32;
+}
+
+/// The time since the machine was started, including the time it slept; `None` where that is not known.
+pub fn time_since_boot() -> Option<std::time::Duration> {
+    #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+    {
+        const CLOCK_BOOTTIME: i32 = 7;
+        let mut time = [0; 2];
+        // SAFETY: on 64 bits, a timespec is two integers of that size.
+        let is_known = unsafe { clock_gettime(CLOCK_BOOTTIME, &mut time) } == 0;
+        is_known.then(|| std::time::Duration::new(time[0].unsigned_abs(), time[1] as u32))
+    }
+    #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+    None
 }
 
 /// Defines a hook `run` for ExecutorRun, which has one more argument before 18. `$before` and `$after` run around it.
@@ -289,4 +305,18 @@ pub fn forget_pages(scan: &mut pg_sys::BitmapHeapScanState) {
     #[cfg(feature = "pg18")]
     let pages = (&mut scan.stats.exact_pages, &mut scan.stats.lossy_pages);
     (*pages.0, *pages.1) = (0, 0);
+}
+
+/// Has this session use a replication origin.
+///
+/// # Safety
+/// In a transaction, and no other origin is in use.
+pub unsafe fn replorigin_session_setup(origin: pg_sys::RepOriginId) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        pg_sys::replorigin_session_setup(origin);
+        #[cfg(not(feature = "pg15"))]
+        pg_sys::replorigin_session_setup(origin, 0);
+    }
 }

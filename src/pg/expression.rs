@@ -1,6 +1,7 @@
 //! Expressions over the rows of one table: checked, and printed in canonical form.
 
-use super::harmless::{Whose, is_harmless};
+use super::access;
+use super::harmless::{Whose, is_harmless, is_own_type};
 use super::identity::{with_canonical_output, with_standard_syntax};
 use super::transaction::{is_interrupt, subtransaction};
 use crate::error::{Purpose, TtlError};
@@ -71,6 +72,30 @@ unsafe fn checked(relation: &Relation, node: *mut pg_sys::Node, purpose: Purpose
             is_column: (*node).type_ == pg_sys::NodeTag::T_Var,
             is_harmless: is_harmless(node, Whose::Users),
         })
+    }
+}
+
+/// Returns the value that a default gives a column, as a constant in SQL. Fails unless it is always the same value, of a
+/// type of PostgreSQL's own, and calls nothing of users. `text` is the default as PostgreSQL prints it, which leaves out
+/// casts to the column's type.
+pub fn constant(relid: pg_sys::Oid, attnum: i16, text: &str) -> Result<String, TtlError> {
+    let varies = || TtlError::DefaultVaries(text.split(" /* ").next().unwrap_or_default().to_owned());
+    let relation = Relation::open(relid);
+    let type_name = access::base_type_name(relid, attnum).ok_or(TtlError::Mismatch)?;
+    let node = analyze(&relation, &format!("CAST(({text}) AS {type_name})"), Purpose::Value)?;
+    // SAFETY: an analyzed expression over the relation; a node with that tag is a Const.
+    unsafe {
+        let planned: *mut pg_sys::Node = pg_sys::expression_planner(node.cast()).cast();
+        if (*planned).type_ != pg_sys::NodeTag::T_Const || !is_harmless(node, Whose::Users) {
+            return Err(varies());
+        }
+        if (*planned.cast::<pg_sys::Const>()).constisnull {
+            return Ok("NULL".into());
+        }
+        if !is_own_type(pg_sys::exprType(planned)) {
+            return Err(varies());
+        }
+        Ok(relation.deparse(planned))
     }
 }
 

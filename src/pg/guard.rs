@@ -62,6 +62,24 @@ pub(super) unsafe fn check_first(
     }
 }
 
+/// Keeps PostgreSQL's own kinds of indexes from sorting a relation by distance: that computes the distance of every
+/// entry, and one that overflows would reveal a hidden row. Those of extensions, such as pgvector's, can do nothing
+/// else.
+///
+/// # Safety
+/// Called while the relation is planned, after its indexes have been read.
+pub(super) unsafe fn keep_from_sorting(relation: *mut pg_sys::RelOptInfo) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        for cell in elements((*relation).indexlist) {
+            let index = &mut *cell.ptr_value.cast::<pg_sys::IndexOptInfo>();
+            if index.relam.to_u32() < pg_sys::FirstNormalObjectId {
+                index.amcanorderbyop = false;
+            }
+        }
+    }
+}
+
 /// Makes the scans of a finished plan check conditions before they recheck what an index has found, where that calls a
 /// user's function: `id = f(4)` in a hash index or in a lossy bitmap calls it once for each row, hidden or not.
 ///

@@ -28,6 +28,12 @@ thread_local! {
     static IS_LISTENING: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Has PostgreSQL's caches forget what other sessions have changed.
+pub fn hear_of_changes() {
+    // SAFETY: processes invalidations from other sessions, as also happens at other times.
+    unsafe { pg_sys::AcceptInvalidationMessages() };
+}
+
 /// Beyond this many unseen changes it is cheaper to forget everything.
 const MOST_CHANGES: usize = 1000;
 
@@ -38,8 +44,7 @@ impl<K: Eq + Hash + Clone, V> Memo<K, V> {
 
     /// Returns the entry for a key.
     pub fn get(&self, key: &K) -> Option<Rc<V>> {
-        // SAFETY: processes invalidations from other sessions, as also happens at other times.
-        unsafe { pg_sys::AcceptInvalidationMessages() };
+        hear_of_changes();
         self.forget_changed();
         self.entries.borrow().get(key).map(|(_, value)| Rc::clone(value))
     }

@@ -4,7 +4,7 @@ use super::citus;
 use super::compat;
 use super::condition::Condition;
 use super::expression::elements;
-use super::guard::{add, check_first, check_first_in_rechecks};
+use super::guard::{add, check_first, check_first_in_rechecks, keep_from_sorting};
 use super::identity;
 use super::leakproof::query_may_tell;
 use super::reference;
@@ -43,6 +43,17 @@ struct Hooks {
     planner: pg_sys::planner_hook_type,
     needs_fmgr: pg_sys::needs_fmgr_hook_type,
     set_rel_pathlist: pg_sys::set_rel_pathlist_hook_type,
+    get_relation_info: pg_sys::get_relation_info_hook_type,
+}
+
+impl Hooks {
+    /// Returns the condition that visible rows of a relation meet, if it hides others.
+    fn condition(&self, relid: Oid) -> Option<Rc<Condition>> {
+        if IS_ASKING.get() || !asking(self.is_concerned) {
+            return None;
+        }
+        asking(|| (self.decide)(relid)).and_then(|decision| decision.condition)
+    }
 }
 
 static HOOKS: once_cell::sync::OnceCell<Hooks> = once_cell::sync::OnceCell::new();
@@ -63,11 +74,13 @@ pub fn install(decide: Decide, is_concerned: IsConcerned, is_exempt: IsExempt) {
             planner: pg_sys::planner_hook,
             needs_fmgr: pg_sys::needs_fmgr_hook,
             set_rel_pathlist: pg_sys::set_rel_pathlist_hook,
+            get_relation_info: pg_sys::get_relation_info_hook,
         };
         if HOOKS.set(hooks).is_ok() {
             pg_sys::planner_hook = Some(planner);
             pg_sys::needs_fmgr_hook = Some(must_not_be_inlined);
             pg_sys::set_rel_pathlist_hook = Some(set_rel_pathlist);
+            pg_sys::get_relation_info_hook = Some(get_relation_info);
         }
     }
 }
@@ -363,12 +376,31 @@ unsafe extern "C-unwind" fn set_rel_pathlist(
         if let Some(next) = hooks.set_rel_pathlist {
             pg_sys::ffi::pg_guard_ffi_boundary(|| next(root, relation, index, entry));
         }
-        if (*entry).rtekind != pg_sys::RTEKind::RTE_RELATION || IS_ASKING.get() || !asking(hooks.is_concerned) {
+        if (*entry).rtekind != pg_sys::RTEKind::RTE_RELATION {
             return;
         }
-        let decide = hooks.decide;
-        if let Some(condition) = asking(|| decide((*entry).relid)).and_then(|decision| decision.condition) {
+        if let Some(condition) = hooks.condition((*entry).relid) {
             check_first(root, relation, index as i32, &condition);
+        }
+    }
+}
+
+/// Called for every relation of a query once its indexes are known.
+#[pg_guard]
+unsafe extern "C-unwind" fn get_relation_info(
+    root: *mut pg_sys::PlannerInfo,
+    relid: Oid,
+    is_parent: bool,
+    relation: *mut pg_sys::RelOptInfo,
+) {
+    // SAFETY: called by PostgreSQL while it plans a query that has the relation.
+    unsafe {
+        let Some(hooks) = HOOKS.get() else { return };
+        if let Some(next) = hooks.get_relation_info {
+            pg_sys::ffi::pg_guard_ffi_boundary(|| next(root, relid, is_parent, relation));
+        }
+        if !(*relation).indexlist.is_null() && hooks.condition(relid).is_some() {
+            keep_from_sorting(relation);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Kinds of settings that PostgreSQL does not have.
 
+use super::origin;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_guard, pg_sys};
 use std::ffi::{CStr, CString, c_char, c_void};
 
@@ -22,6 +23,28 @@ pub fn define_quantity(
     unsafe {
         GucRegistry::define_string_guc_with_hooks(name, about, more, setting, context, flags, Some(check), None, None);
     }
+}
+
+/// Defines a setting that is the name of a replication origin.
+pub fn define_origin(
+    name: &'static CStr,
+    about: &'static CStr,
+    more: &'static CStr,
+    setting: &'static GucSetting<Option<CString>>,
+) {
+    let (context, flags, check) = (GucContext::Sighup, GucFlags::default(), Some(check_origin as _));
+    // SAFETY: the hook has the type that PostgreSQL expects.
+    unsafe { GucRegistry::define_string_guc_with_hooks(name, about, more, setting, context, flags, check, None, None) };
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn check_origin(
+    text: *mut *mut c_char,
+    _extra: *mut *mut c_void,
+    _source: pg_sys::GucSource::Type,
+) -> bool {
+    // SAFETY: called with a new value, which may be null.
+    unsafe { (*text).is_null() || origin::is_free_name(CStr::from_ptr(*text)) }
 }
 
 /// Parses an amount of data or a time as PostgreSQL's own settings do; `None` if it is neither.

@@ -1,7 +1,7 @@
 //! Transactions and subtransactions whose failure is contained.
 
 use super::compat;
-use super::{identity, shmem};
+use super::{identity, origin, shmem};
 use crate::error::TtlError;
 use once_cell::sync::OnceCell;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReport, ErrorReportWithLevel};
@@ -114,11 +114,19 @@ pub enum Scope {
 impl Scope {
     /// Runs `work` atomically: if it fails, nothing of it remains.
     pub fn attempt<T>(self, work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failure> {
+        let outer = origin::take_wanted();
         match self {
             Self::Transaction => transaction(work),
-            Self::Subtransaction => subtransaction(work),
+            Self::Subtransaction => {
+                let result = subtransaction(work);
+                origin::want(outer);
+                result
+            }
             Self::Procedure => {
                 let result = subtransaction(work);
+                if result.is_err() {
+                    origin::forget();
+                }
                 commit_procedure();
                 result
             }
@@ -236,12 +244,14 @@ fn transaction<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, Failu
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             let done = work()?;
             pg_sys::PopActiveSnapshot();
-            pg_sys::CommitTransactionCommand();
+            origin::commit(|| pg_sys::CommitTransactionCommand());
             Ok(done)
         });
         set_time_limit(0);
         if result.is_err() {
+            origin::forget();
             pg_sys::AbortCurrentTransaction();
+            origin::release();
         }
         pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
         leave_nothing_behind();
@@ -304,7 +314,14 @@ pub(super) fn set_time_limit(milliseconds: i32) {
 fn commit_procedure() {
     // SAFETY: the procedure connected to SPI as non-atomic, and no subtransaction is open.
     unsafe {
-        pg_sys::SPI_commit();
+        let committed = catch(|| {
+            origin::commit(|| pg_sys::SPI_commit());
+            Ok(())
+        });
+        if let Err(failure) = committed {
+            origin::release();
+            failure.raise();
+        }
         pg_sys::SPI_start_transaction();
         // Functions called next outside SPI need a snapshot; the next commit releases it.
         pg_sys::EnsurePortalSnapshotExists();

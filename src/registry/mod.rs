@@ -1,6 +1,7 @@
 //! Puts rules onto tables: checks table, columns and filter, ensures the index, and writes the catalog.
 
 mod restored;
+mod update;
 
 pub use restored::restore;
 
@@ -10,9 +11,9 @@ use crate::error::{Purpose, TtlError};
 use crate::index;
 use crate::pg::expression::{self, Checked};
 use crate::pg::names::{Regclass, Regprocedure};
-use crate::pg::{access, bound, harmless, identity, relation, shmem, spi};
+use crate::pg::{access, harmless, identity, relation, shmem, spi};
 use crate::row;
-use crate::rule::{Given, Mark, Options, PartitionAction, Predicate, Source, Window};
+use crate::rule::{Given, Invalid, LONGEST_NAME, Mark, Options, PartitionAction, Predicate, Source, Window};
 use crate::table::{Subject, Table};
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
@@ -22,16 +23,18 @@ const TOUCH: &str = "ttl_touch_row";
 const FREE_KEY: &str = "ttl_free_key";
 
 /// Registers a rule, or registers it again: statistics and a pause stay, options that are not given again do not.
-pub fn create(relid: Oid, column: &str, given: Given) -> Result<(), TtlError> {
+pub fn create(relid: Oid, column: &str, rule_name: Option<&str>, given: Given) -> Result<(), TtlError> {
+    let rule_name = rule_name.filter(|name| !name.is_empty());
+    check_name(rule_name)?;
     let table = Table::lock(relid)?;
     table.check_storage()?;
     let subject = table.subject(column)?;
-    let stored = Catalog::open()?.find(relid, subject.attnum, &subject.name)?;
+    let stored = find(&table, &subject, Some(rule_name.unwrap_or_default()))?;
     let given = check_given_filter(relid, given)?;
     let options = Options::create(&given, access::session_time_zone())?;
     let author = access::current_role();
     refuse_purge(stored.as_ref(), &subject)?;
-    save(&table, &subject, &options, stored.as_ref(), author, None)?;
+    save(&table, &subject, rule_name, &options, stored.as_ref(), author, None)?;
     if let Some(stored) = stored {
         for change in options.changes_since(&stored.options) {
             notice!("TTL rule on column \"{}\" of table \"{}\": {change}", subject.name, table.name);
@@ -41,19 +44,24 @@ pub fn create(relid: Oid, column: &str, given: Given) -> Result<(), TtlError> {
 }
 
 /// Changes the given options, and resets those named in `reset` to their defaults.
-pub fn alter(relid: Oid, column: &str, given: Given, reset: &[String]) -> Result<(), TtlError> {
+pub fn alter(
+    relid: Oid,
+    column: &str,
+    rule_name: Option<&str>,
+    given: Given,
+    reset: &[String],
+) -> Result<(), TtlError> {
     let table = Table::lock(relid)?;
     let subject = table.subject(column)?;
-    let stored = Catalog::open()?
-        .find(relid, subject.attnum, &subject.name)?
-        .ok_or_else(|| TtlError::NoRule { table: table.name.clone(), column: subject.name.clone() })?;
+    let stored = find(&table, &subject, rule_name)?
+        .ok_or_else(|| TtlError::no_rule(&table.name, Some(&subject.name), rule_name))?;
     // A stored filter is the owner's text, whichever role alters the rule.
     let author = if given.filter.is_some() { access::current_role() } else { table.owner };
     let given = check_given_filter(relid, given)?;
     let options = stored.options.clone().alter(&given, reset)?;
     refuse_purge(Some(&stored), &subject)?;
     let was_in_doubt = Catalog::open()?.is_in_doubt(stored.id)?;
-    save(&table, &subject, &options, Some(&stored), author, None)?;
+    save(&table, &subject, stored.rule_name.as_deref(), &options, Some(&stored), author, None)?;
     if was_in_doubt {
         let unit = options.unit.map_or_else(String::new, |unit| format!(", in unit {unit}"));
         let (column, zone) = (&subject.name, &options.time_zone);
@@ -63,10 +71,10 @@ pub fn alter(relid: Oid, column: &str, given: Given, reset: &[String]) -> Result
 }
 
 /// Removes the rule, and its index if the extension made it.
-pub fn drop(relid: Oid, column: &str) -> Result<bool, TtlError> {
+pub fn drop(relid: Oid, column: &str, rule_name: Option<&str>) -> Result<bool, TtlError> {
     let table = Table::lock(relid)?;
     let subject = table.subject(column)?;
-    let Some(stored) = Catalog::open()?.find(relid, subject.attnum, &subject.name)? else { return Ok(false) };
+    let Some(stored) = find(&table, &subject, rule_name)? else { return Ok(false) };
     refuse_purge(Some(&stored), &subject)?;
     remove(&table, &stored)?;
     Ok(true)
@@ -77,10 +85,33 @@ fn remove(table: &Table, rule: &StoredRule) -> Result<(), TtlError> {
     Catalog::open()?.remove(rule.id)?;
     table.drop_triggers(TOUCH, Some(rule.id))?;
     table.drop_triggers(FREE_KEY, Some(rule.id))?;
-    if let Some(index) = &rule.index {
-        index::drop(table, index)?;
+    rule.index.as_ref().map_or(Ok(()), |index| give_up_index(table, index, rule))
+}
+
+/// Returns the rule that is meant, if there is one. Without a name, it must be the only one on its column.
+fn find(table: &Table, subject: &Subject, rule_name: Option<&str>) -> Result<Option<StoredRule>, TtlError> {
+    let mut found = Catalog::open()?.find(table.relid, subject.attnum, &subject.name, rule_name)?;
+    if found.len() > 1 {
+        let names = found.into_iter().map(|rule| rule.rule_name);
+        return Err(TtlError::ambiguous_name(&table.name, &subject.name, names));
     }
-    Ok(())
+    Ok(found.pop())
+}
+
+fn check_name(rule_name: Option<&str>) -> Result<(), TtlError> {
+    match rule_name {
+        Some(name) if name.len() >= LONGEST_NAME => Err(Invalid::RuleName.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Drops an index that the extension made for a rule, unless another rule uses it.
+fn give_up_index(table: &Table, index: &RuleIndex, rule: &StoredRule) -> Result<(), TtlError> {
+    let is_handed_on = match index.oid.filter(|_| index.made_by_us) {
+        Some(oid) => Catalog::open()?.hand_on_index(oid, rule.id)?,
+        None => false,
+    };
+    if is_handed_on { Ok(()) } else { index::drop(table, index, rule.attnum) }
 }
 
 /// Refuses to change a purge rule directly: it is created, altered and dropped with the rule it purges for.
@@ -91,8 +122,9 @@ fn refuse_purge(stored: Option<&StoredRule>, subject: &Subject) -> Result<(), Tt
     }
 }
 
-/// Saves or removes the rule that purges the rows this rule soft-deletes, by the column that marks them.
-fn save_purge(table: &Table, id: i64, options: &Options, author: Oid) -> Result<(), TtlError> {
+/// Saves or removes the rule that purges the rows this rule soft-deletes, by the column that marks them. It has the same
+/// name.
+fn save_purge(table: &Table, id: i64, rule_name: Option<&str>, options: &Options, author: Oid) -> Result<(), TtlError> {
     let (Some(purge), Some(mark)) = (options.of_purge(), &options.soft_delete_column) else {
         return remove_purge(table, id, None);
     };
@@ -105,11 +137,11 @@ fn save_purge(table: &Table, id: i64, options: &Options, author: Oid) -> Result<
         return Err(TtlError::PurgeOfFlag(subject.name));
     }
     remove_purge(table, id, Some(mark))?;
-    let stored = Catalog::open()?.find(table.relid, subject.attnum, &subject.name)?;
+    let stored = find(table, &subject, Some(rule_name.unwrap_or_default()))?;
     if stored.as_ref().is_some_and(|stored| stored.purges != Some(id)) {
         return Err(TtlError::PurgeTaken(subject.name));
     }
-    save(table, &subject, &purge, stored.as_ref(), author, Some(id))?;
+    save(table, &subject, rule_name, &purge, stored.as_ref(), author, Some(id))?;
     Catalog::open()?.pause_with(id)
 }
 
@@ -117,10 +149,8 @@ fn save_purge(table: &Table, id: i64, options: &Options, author: Oid) -> Result<
 fn remove_purge(table: &Table, id: i64, but: Option<&str>) -> Result<(), TtlError> {
     let catalog = Catalog::open()?;
     let Some(column) = catalog.purge_of(id)?.filter(|column| Some(column.as_str()) != but) else { return Ok(()) };
-    match catalog.find(table.relid, Some(table.column(&column)?.attnum), &column)? {
-        Some(purge) => remove(table, &purge),
-        None => Ok(()),
-    }
+    let found = catalog.find(table.relid, Some(table.column(&column)?.attnum), &column, None)?;
+    found.iter().filter(|rule| rule.purges == Some(id)).try_for_each(|purge| remove(table, purge))
 }
 
 /// Returns the name of a table that was given as an option.
@@ -139,19 +169,19 @@ pub fn function_name(function: Regprocedure) -> Result<String, TtlError> {
     if fits.is_empty() { Err(TtlError::FunctionArguments(name)) } else { Ok(name) }
 }
 
-/// Pauses or resumes one rule of a table, or all of them. Returns how many changed state.
-pub fn set_active(relid: Oid, column: Option<&str>, active: bool) -> Result<i32, TtlError> {
+/// Pauses or resumes the rules of a table, or those on a column or of a name. Returns how many changed state.
+pub fn set_active(relid: Oid, column: Option<&str>, rule_name: Option<&str>, active: bool) -> Result<i32, TtlError> {
     let table = Table::lock(relid)?;
     let subject = column.map(|column| table.subject(column)).transpose()?;
     let subject = subject.as_ref().map(|subject| (subject.attnum, subject.name.as_str()));
-    Catalog::open()?.set_active(relid, subject, active)
+    Catalog::open()?.set_active(relid, subject, rule_name, active)
 }
 
 /// Makes every UPDATE of a row restart its clock, by a trigger. Returns `false` if the trigger already existed.
-pub fn enable_touch(relid: Oid, column: Option<&str>) -> Result<bool, TtlError> {
+pub fn enable_touch(relid: Oid, column: Option<&str>, rule_name: Option<&str>) -> Result<bool, TtlError> {
     let table = Table::lock(relid)?;
     let catalog = Catalog::open()?;
-    let rule = row::rule_of(&catalog, relid, column)?;
+    let rule = row::rule_of(&catalog, relid, column, rule_name)?;
     row::check_touch(&rule)?;
     if rule.has_children && !rule.is_partitioned {
         return Err(TtlError::TouchOfChildren(table.name));
@@ -160,19 +190,24 @@ pub fn enable_touch(relid: Oid, column: Option<&str>) -> Result<bool, TtlError> 
 }
 
 /// Drops the touch trigger of one rule, or of all. Returns `false` if there was none.
-pub fn disable_touch(relid: Oid, column: Option<&str>) -> Result<bool, TtlError> {
+pub fn disable_touch(relid: Oid, column: Option<&str>, rule_name: Option<&str>) -> Result<bool, TtlError> {
     let table = Table::lock(relid)?;
     let catalog = Catalog::open()?;
-    let rule = column.map(|_| row::rule_of(&catalog, relid, column)).transpose()?;
+    let rule = column.or(rule_name).map(|_| row::rule_of(&catalog, relid, column, rule_name)).transpose()?;
     table.drop_triggers(TOUCH, rule.map(|rule| rule.id))
 }
 
-/// Returns the rules of a table that the caller may manage, or one of them, with the table's schema and name.
-pub fn rules_to_preview(relid: Oid, column: Option<&str>) -> Result<Vec<(String, String, Rule)>, TtlError> {
+/// Returns the rules of a table that the caller may manage, or those on a column or of a name, with the table's schema
+/// and name.
+pub fn rules_to_preview(
+    relid: Oid,
+    column: Option<&str>,
+    rule_name: Option<&str>,
+) -> Result<Vec<(String, String, Rule)>, TtlError> {
     let table = Table::describe(relid)?;
     let catalog = Catalog::open()?;
-    let rules = match column {
-        Some(_) => vec![row::rule_of(&catalog, relid, column)?],
+    let rules = match column.or(rule_name) {
+        Some(_) => row::rules_of(&catalog, relid, column, rule_name)?,
         None => catalog.rules_on(relid)?,
     };
     Ok(rules.into_iter().map(|rule| (table.schema.clone(), table.name.clone(), rule)).collect())
@@ -219,8 +254,8 @@ fn check(
     if options.hide_expired {
         check_hiding(table, subject, filter.as_ref(), &options.time_zone)?;
     }
-    let mark = options.soft_delete_column.as_deref().map(|mark| check_mark(table, subject, mark)).transpose()?;
-    let predicate = Predicate::new(expiry, filter.as_ref().map(|filter| filter.sql.clone()), mark);
+    let update = update::check(table, subject, options, id)?;
+    let predicate = Predicate::new(expiry, filter.as_ref().map(|filter| filter.sql.clone()), update);
     Ok(Accepted { predicate, filter })
 }
 
@@ -228,12 +263,14 @@ fn check(
 fn definition<'a>(
     table: &Table,
     subject: &Subject,
+    rule_name: Option<&'a str>,
     options: &'a Options,
     filter: Option<Checked>,
     purges: Option<i64>,
 ) -> Result<Definition<'a>, TtlError> {
     Ok(Definition {
         options,
+        rule_name,
         filter_columns: filter.map_or(Ok(Vec::new()), |filter| table.column_names(&filter.attnums))?,
         expression_columns: match subject.attnum {
             Some(_) => None,
@@ -249,6 +286,7 @@ fn definition<'a>(
 fn save(
     table: &Table,
     subject: &Subject,
+    rule_name: Option<&str>,
     options: &Options,
     stored: Option<&StoredRule>,
     author: Oid,
@@ -257,22 +295,28 @@ fn save(
     let catalog = Catalog::open()?;
     let Accepted { predicate, filter } = check(table, subject, options, stored.map(|stored| stored.id), author)?;
     let is_immutable = filter.as_ref().is_some_and(|filter| filter.immutable);
-    let current = stored.and_then(|stored| stored.index.as_ref());
-    let index = index::ensure(table, subject, options, &predicate, is_immutable, current, author)?;
-    if let Some(outdated) = current.filter(|current| !is_same(current, index.as_ref())) {
-        index::drop(table, outdated)?;
+    let current = stored.and_then(|stored| Some((stored, stored.index.as_ref()?)));
+    let index = current.map(|(_, index)| index);
+    let index = index::ensure(table, subject, options, &predicate, is_immutable, index, author)?;
+    if let Some((stored, outdated)) = current.filter(|(_, current)| !is_same(current, index.as_ref())) {
+        give_up_index(table, outdated, stored)?;
     }
     let definition = Definition {
         index_name: index.as_ref().map(|index| index.name.as_str()),
         index_created_by_extension: index.as_ref().is_some_and(|index| index.made_by_us),
-        ..definition(table, subject, options, filter, purges)?
+        ..definition(table, subject, rule_name, options, filter, purges)?
     };
     // Before a new rule gets its ID: an orphaned trigger may already have that ID.
     for function in [FREE_KEY, TOUCH] {
         table.drop_orphaned_triggers(function)?;
     }
     let id = match stored {
-        Some(stored) => catalog.update(stored.id, &definition).map(|()| stored.id),
+        Some(stored) => {
+            if !options.takes_as(&stored.options) {
+                catalog.forget_shares(stored.id)?;
+            }
+            catalog.update(stored.id, &definition).map(|()| stored.id)
+        }
         None => catalog.insert(&table.schema, &table.name, &subject.name, &definition),
     }?;
     if options.hide_expired {
@@ -284,7 +328,7 @@ fn save(
     if index.is_some_and(|index| !index.is_valid) && !shmem::is_preloaded() && !catalog.has_worker()? {
         notice!("no worker is running to build the index; start one with ttl_start_worker()");
     }
-    if purges.is_none() { save_purge(table, id, options, author) } else { Ok(()) }
+    if purges.is_none() { save_purge(table, id, rule_name, options, author) } else { Ok(()) }
 }
 
 /// Checks what a rule needs besides its table: partitions, an archive, a function to call.
@@ -335,23 +379,4 @@ fn check_as_owner(table: &Table, condition: &str) -> Result<(), TtlError> {
     let probe = format!("SELECT FROM ONLY {} WHERE {condition} LIMIT 0", table.qualified_name());
     identity::sandboxed_as(table.owner, || spi::execute(&probe, &[]))?;
     Ok(())
-}
-
-/// Checks the column that marks soft-deleted rows. Returns it quoted, with the kind of mark.
-fn check_mark(table: &Table, subject: &Subject, name: &str) -> Result<(String, Mark), TtlError> {
-    let column = table.column(name)?;
-    if subject.attnum == Some(column.attnum) || subject.uses.contains(&column.attnum) {
-        return Err(TtlError::MarkIsSource(column.name));
-    }
-    if column.generated {
-        return Err(TtlError::MarkIsGenerated(column.name));
-    }
-    if bound::is_partition_key(table.relid, &column.name)? {
-        return Err(TtlError::MarkIsKey(column.name));
-    }
-    match Mark::of_type(column.base_type) {
-        None => Err(TtlError::CannotMark { column: column.name, data_type: column.data_type }),
-        Some(Mark::Instant) if column.not_null => Err(TtlError::MarkIsNotNull(column.name)),
-        Some(mark) => Ok((column.quoted(), mark)),
-    }
 }

@@ -1,6 +1,6 @@
 //! Rules that a role without rights on the catalog writes into it, as in a restore. Each is checked as at registration.
 
-use super::{check, definition, function_name, table_name};
+use super::{check, check_name, definition, find, function_name, table_name};
 use crate::catalog::{Catalog, Definition, DumpedRule};
 use crate::error::TtlError;
 use crate::pg::names::{Regclass, Regprocedure};
@@ -45,14 +45,16 @@ fn register(rule: &DumpedRule, options: Options) -> Result<(), TtlError> {
     table.check_storage()?;
     let (catalog, author) = (Catalog::open()?, access::current_role());
     let subject = table.stored_subject(&rule.column_name, author)?;
-    if catalog.find(table.relid, subject.attnum, &subject.name)?.is_some() {
+    let rule_name = rule.rule_name.as_deref();
+    check_name(rule_name)?;
+    if find(&table, &subject, Some(rule_name.unwrap_or_default()))?.is_some() {
         return Err(TtlError::RestoredTwice(subject.name));
     }
     let accepted = check(&table, &subject, &options, Some(rule.id), author)?;
     let definition = Definition {
         index_name: rule.index_name.as_deref(),
         index_created_by_extension: rule.index_created_by_extension,
-        ..definition(&table, &subject, &options, accepted.filter, rule.purges)?
+        ..definition(&table, &subject, rule_name, &options, accepted.filter, rule.purges)?
     };
     catalog.insert_dumped(rule, &subject.name, &definition)
 }

@@ -59,19 +59,36 @@ enum Operation {
     Persist,
 }
 
-/// A row: its table, its primary key, and which of the table's rules is meant.
+/// A row: its table, its primary key, and which of the table's rules are meant.
 pub struct Row<'a> {
     pub relid: Oid,
     pub key: Key<'a>,
     pub column: Option<&'a str>,
+    pub rule_name: Option<&'a str>,
 }
 
-/// A prepared statement and the key it takes.
+/// The statements of the rules on a column, and how to choose the rule for a row if there are several.
+struct Candidates {
+    key: Vec<KeyColumn>,
+    /// Nothing for a rule without a clock that could be restarted.
+    each: Vec<Option<Prepared>>,
+    table: String,
+    column: String,
+    choice: Option<Choice>,
+}
+
+/// Finds the rule that removes a row first: the number of its place among the candidates.
+struct Choice {
+    plan: Plan,
+    /// Set if one of the rules runs code of the table's owner.
+    owner: Option<Owner>,
+}
+
+/// A prepared statement about a row.
 struct Prepared {
     plan: Plan,
     /// Set if the rule runs code of the table's owner.
     owner: Option<Owner>,
-    key: Vec<KeyColumn>,
     table: String,
     rule_id: i64,
 }
@@ -89,17 +106,18 @@ struct Owner {
     judge: Option<Plan>,
 }
 
-type MemoKey = (Oid, Option<String>, Operation);
+type MemoKey = (Oid, Option<String>, Option<String>, Operation);
 
 thread_local! {
-    static PREPARED: Memo<MemoKey, Prepared> = Memo::new();
+    static PREPARED: Memo<MemoKey, Candidates> = Memo::new();
 }
 
 /// Returns the seconds until the row expires; `-1` if it never does, `-2` if it does not exist or has expired.
 pub fn get(row: &Row<'_>) -> Result<f64, TtlError> {
     const GONE: f64 = -2.0;
-    let prepared = prepared(row, Operation::Get)?;
-    let arguments = prepared.arguments(row, vec![])?;
+    let candidates = candidates(row, Operation::Get)?;
+    let arguments = candidates.arguments(row, vec![])?;
+    let Some(prepared) = candidates.choose(&arguments)? else { return Ok(GONE) };
     prepared.owner.as_ref().map_or(Ok(()), |owner| owner.check_caller(&prepared.table))?;
     let seconds = match &prepared.owner {
         // A caller who may read the whole table need not look first.
@@ -138,8 +156,9 @@ pub fn persist(row: &Row<'_>) -> Result<bool, TtlError> {
 }
 
 fn change(row: &Row<'_>, operation: Operation, arguments: Vec<DatumWithOid<'_>>) -> Result<bool, TtlError> {
-    let prepared = prepared(row, operation)?;
-    let arguments = prepared.arguments(row, arguments)?;
+    let candidates = candidates(row, operation)?;
+    let arguments = candidates.arguments(row, arguments)?;
+    let Some(prepared) = candidates.choose(&arguments)? else { return Ok(false) };
     prepared.owner.as_ref().map_or(Ok(()), |owner| owner.check_caller(&prepared.table))?;
     // The row that is judged is the one that is changed, because it is locked.
     let may_change = |owner: &Owner| owner.finds(&arguments) && owner.allows(&arguments);
@@ -203,7 +222,7 @@ fn sandboxed<T>(role: Oid, time_zone: &CStr, work: impl FnOnce() -> T) -> T {
     identity::sandboxed_as(role, || identity::with_settings(&[(c"TimeZone", time_zone)], work))
 }
 
-impl Prepared {
+impl Candidates {
     /// Returns the arguments: the present, the operation's own, and the key.
     fn arguments<'a>(&self, row: &Row<'_>, own: Vec<DatumWithOid<'a>>) -> Result<Vec<DatumWithOid<'a>>, TtlError> {
         let key = row.key.texts(&self.table, &self.key)?;
@@ -212,59 +231,163 @@ impl Prepared {
         arguments.extend(key.into_iter().map(DatumWithOid::from));
         Ok(arguments)
     }
+
+    /// Returns the statements of the rule that removes the row first; nothing if the caller sees no such row. A row that
+    /// will be changed is locked, so that another rule cannot come to be the first.
+    fn choose(&self, arguments: &[DatumWithOid<'_>]) -> Result<Option<&Prepared>, TtlError> {
+        let place = match &self.choice {
+            None => return self.at(0).map(Some),
+            Some(Choice { plan, owner }) => self.place(plan, owner.as_ref(), arguments)?,
+        };
+        place.map(|place| self.at(place)).transpose()
+    }
+
+    fn place(
+        &self,
+        plan: &Plan,
+        owner: Option<&Owner>,
+        arguments: &[DatumWithOid<'_>],
+    ) -> Result<Option<usize>, TtlError> {
+        let place = match owner {
+            None => plan.call::<i32>(arguments).1,
+            Some(owner) => {
+                owner.check_caller(&self.table)?;
+                if owner.finds(arguments) { owner.run(|| plan.call::<i32>(arguments)).1 } else { None }
+            }
+        };
+        Ok(place.and_then(|place| usize::try_from(place).ok()))
+    }
+
+    fn at(&self, place: usize) -> Result<&Prepared, TtlError> {
+        let prepared = self.each.get(place).and_then(Option::as_ref);
+        prepared.ok_or_else(|| TtlError::NoClock(self.column.clone()))
+    }
 }
 
-fn prepared(row: &Row<'_>, operation: Operation) -> Result<Rc<Prepared>, TtlError> {
+fn candidates(row: &Row<'_>, operation: Operation) -> Result<Rc<Candidates>, TtlError> {
     PREPARED.with(|memo| {
-        let name = (row.relid, row.column.map(str::to_owned), operation);
+        let name = (row.relid, row.column.map(str::to_owned), row.rule_name.map(str::to_owned), operation);
         match memo.get(&name) {
-            Some(prepared) => Ok(prepared),
+            Some(candidates) => Ok(candidates),
             None => memo.remember(&name, || {
                 let catalog = Catalog::open()?;
-                let rule = rule_of(&catalog, row.relid, row.column)?;
-                let key = primary(rule.relid)?;
+                let rules = rules_on_one_column(&catalog, row.relid, row.column, row.rule_name)?;
+                let key = primary(row.relid)?;
                 if key.is_empty() {
-                    return Err(TtlError::NoPrimaryKey(rule.table));
+                    return Err(TtlError::NoPrimaryKey(rules[0].table.clone()));
                 }
-                let Statements { main, claim, judge } =
-                    statement::of(&rule, &key, operation, &catalog.columns_read(rule.id)?)?;
-                let mut types = vec![pg_sys::TIMESTAMPTZOID];
-                types.extend_from_slice(match operation {
-                    Operation::Set(_) => &[pg_sys::INTERVALOID, pg_sys::INTERVALOID],
-                    Operation::ExpireAt(_) => &[pg_sys::TIMESTAMPTZOID],
-                    _ => &[],
-                });
-                types.resize(types.len() + key.len(), pg_sys::TEXTOID);
-                let mut plan = |sql: &str| Plan::new(sql, &mut types);
-                let (role, time_zone) = (rule.owner, CString::new(rule.options.time_zone.as_str()).unwrap_or_default());
-                // Planning runs code, too: it evaluates constant expressions, also in index predicates. The owner's
-                // statements are planned first, so that this happens as the owner.
-                let is_get = operation == Operation::Get;
-                let judge = judge.map(|judge| sandboxed(role, &time_zone, || plan(&judge)));
-                let read = (claim.is_some() && is_get).then(|| sandboxed(role, &time_zone, || plan(&main)));
-                let plan = read.unwrap_or_else(|| plan(&main));
-                let claim_plan = OnceCell::new();
-                let owner = claim.map(|claim| Owner { claim, types, claim_plan, judge, role, time_zone });
-                let prepared = Prepared { plan, owner, key, table: rule.table, rule_id: rule.id };
-                Ok((vec![row.relid, catalog.relid], prepared))
+                let reads = |rule: &Rule| catalog.columns_read(rule.id);
+                let prepare = |rule: &Rule| match prepare(rule, &key, operation, &reads(rule)?) {
+                    Err(TtlError::NoClock(_)) => Ok(None),
+                    prepared => prepared.map(Some),
+                };
+                let each = rules.iter().map(prepare).collect::<Result<_, _>>()?;
+                let choice = if rules.len() > 1 {
+                    let columns = rules.iter().map(reads).collect::<Result<Vec<_>, _>>()?.concat();
+                    Some(choice(&rules, &key, operation, &columns))
+                } else {
+                    None
+                };
+                Ok((
+                    vec![row.relid, catalog.relid],
+                    Candidates { key, each, table: rules[0].table.clone(), column: rules[0].name.clone(), choice },
+                ))
             }),
         }
     })
 }
 
-/// Returns the rule that decides about a table's rows: the one named by `column`, or the only one.
-pub fn rule_of(catalog: &Catalog, relid: Oid, column: Option<&str>) -> Result<Rule, TtlError> {
+/// The types of an operation's parameters.
+fn types(operation: Operation, key: &[KeyColumn]) -> Vec<Oid> {
+    let mut types = vec![pg_sys::TIMESTAMPTZOID];
+    types.extend_from_slice(match operation {
+        Operation::Set(_) => &[pg_sys::INTERVALOID, pg_sys::INTERVALOID],
+        Operation::ExpireAt(_) => &[pg_sys::TIMESTAMPTZOID],
+        _ => &[],
+    });
+    types.resize(types.len() + key.len(), pg_sys::TEXTOID);
+    types
+}
+
+/// Plans the statements of an operation by one rule.
+///
+/// Planning runs code, too: it evaluates constant expressions, also in index predicates. The owner's statements are
+/// planned first, so that this happens as the owner.
+fn prepare(rule: &Rule, key: &[KeyColumn], operation: Operation, columns: &[String]) -> Result<Prepared, TtlError> {
+    let Statements { main, claim, judge } = statement::of(rule, key, operation, columns)?;
+    let mut types = types(operation, key);
+    let mut plan = |sql: &str| Plan::new(sql, &mut types);
+    let (role, time_zone) = (rule.owner, time_zone(rule));
+    let is_get = operation == Operation::Get;
+    let judge = judge.map(|judge| sandboxed(role, &time_zone, || plan(&judge)));
+    let read = (claim.is_some() && is_get).then(|| sandboxed(role, &time_zone, || plan(&main)));
+    let plan = read.unwrap_or_else(|| plan(&main));
+    let owner = claim.map(|claim| Owner { claim, types, claim_plan: OnceCell::new(), judge, role, time_zone });
+    Ok(Prepared { plan, owner, table: rule.table.clone(), rule_id: rule.id })
+}
+
+/// Plans the statement that chooses among rules on one column.
+fn choice(rules: &[Rule], key: &[KeyColumn], operation: Operation, columns: &[String]) -> Choice {
+    let Statements { main, claim, .. } = statement::choosing(rules, key, operation, columns);
+    let mut types = types(operation, key);
+    let (role, time_zone) = (rules[0].owner, time_zone(&rules[0]));
+    let mut plan = || Plan::new(&main, &mut types);
+    let plan = if claim.is_some() { sandboxed(role, &time_zone, plan) } else { plan() };
+    let owner = claim.map(|claim| Owner { claim, types, claim_plan: OnceCell::new(), judge: None, role, time_zone });
+    Choice { plan, owner }
+}
+
+fn time_zone(rule: &Rule) -> CString {
+    CString::new(rule.options.time_zone.as_str()).unwrap_or_default()
+}
+
+/// Returns the rules of a table: all, or those on a column or of a name, which is empty for a rule without one.
+pub fn rules_of(
+    catalog: &Catalog,
+    relid: Oid,
+    column: Option<&str>,
+    rule_name: Option<&str>,
+) -> Result<Vec<Rule>, TtlError> {
     let mut rules = catalog.rules_on(relid)?;
-    let table = access::relation_name(relid).ok_or(TtlError::UnknownTable(relid.to_u32()))?;
-    match column {
-        Some(column) => {
-            let named = rules.into_iter().find(|rule| rule.name == column);
-            named.ok_or_else(|| TtlError::NoRule { table, column: column.into() })
-        }
-        None if rules.len() > 1 => Err(TtlError::AmbiguousRule {
-            columns: rules.iter().map(|rule| rule.name.as_str()).collect::<Vec<_>>().join(", "),
-            table,
-        }),
-        None => rules.pop().ok_or(TtlError::NoRules(table)),
+    rules.retain(|rule| {
+        let is_named = |name: &str| rule.rule_name.as_deref().unwrap_or_default() == name;
+        column.is_none_or(|column| rule.name == column) && rule_name.is_none_or(is_named)
+    });
+    if rules.is_empty() { Err(TtlError::no_rule(&table_name(relid)?, column, rule_name)) } else { Ok(rules) }
+}
+
+/// Returns the rules that decide about a table's rows by one column.
+fn rules_on_one_column(
+    catalog: &Catalog,
+    relid: Oid,
+    column: Option<&str>,
+    rule_name: Option<&str>,
+) -> Result<Vec<Rule>, TtlError> {
+    let mut rules = rules_of(catalog, relid, column, rule_name)?;
+    // A rule that clears columns decides only where no other does.
+    if !rules.iter().all(Rule::clears) {
+        rules.retain(|rule| !rule.clears());
     }
+    if rules.iter().all(|rule| rule.name == rules[0].name) {
+        return Ok(rules);
+    }
+    let columns = rules.iter().map(|rule| rule.name.as_str()).collect::<Vec<_>>().join(", ");
+    Err(TtlError::AmbiguousRule { columns, table: table_name(relid)? })
+}
+
+/// Returns the rule that is meant.
+pub fn rule_of(catalog: &Catalog, relid: Oid, column: Option<&str>, rule_name: Option<&str>) -> Result<Rule, TtlError> {
+    let mut rules = rules_on_one_column(catalog, relid, column, rule_name)?;
+    match (rules.pop(), rules.is_empty()) {
+        (Some(rule), true) => Ok(rule),
+        (last, _) => {
+            rules.extend(last);
+            let names = rules.iter().map(|rule| rule.rule_name.clone());
+            Err(TtlError::ambiguous_name(&table_name(relid)?, &rules[0].name, names))
+        }
+    }
+}
+
+fn table_name(relid: Oid) -> Result<String, TtlError> {
+    access::relation_name(relid).ok_or(TtlError::UnknownTable(relid.to_u32()))
 }

@@ -90,6 +90,11 @@ impl Expiry {
         self.ttl.after(&self.instant(), &self.zone)
     }
 
+    /// Returns the instant at which a row expires whose time to live begins at an instant.
+    pub fn ends_if_begun(&self, instant: &str) -> String {
+        self.ttl.after(instant, &self.zone)
+    }
+
     /// Returns a query with three columns: the cutoff at `present` as an SQL constant, the cutoff as an instant, and
     /// `present`.
     pub fn cutoff(&self, present: &str) -> String {

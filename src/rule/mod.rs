@@ -2,21 +2,21 @@
 
 mod expiry;
 pub mod instant;
-mod mark;
 mod options;
 mod pg_type;
 mod predicate;
 mod source;
 pub mod sql;
 mod ttl;
+mod update;
 mod window;
 
 pub use expiry::Expiry;
-pub use mark::Mark;
-pub use options::{Given, IndexMethod, Needs, Options, PartitionAction};
+pub use options::{Given, IndexMethod, LONGEST_NAME, Needs, Options, PartitionAction};
 pub use predicate::Predicate;
 pub use source::{Source, Unit};
 pub use ttl::Ttl;
+pub use update::{Cleared, Mark, Update};
 pub use window::Window;
 
 /// Why a value cannot be part of a rule.
@@ -40,6 +40,8 @@ pub enum Invalid {
     Span(&'static str),
     #[error("notify_channel must have 1 to 63 bytes")]
     Channel,
+    #[error("rule_name must have at most 63 bytes")]
+    RuleName,
     #[error("option \"{0}\" makes no sense here")]
     Alone(&'static str, Needs),
     #[error("option \"{0}\" must not be both given and reset")]
@@ -62,6 +64,8 @@ pub enum Invalid {
     Limit(&'static str),
     #[error("run_every must be at least one second")]
     TooOften,
+    #[error("clear_columns must name columns, each once")]
+    ClearColumns,
     #[error("option \"{0}\" cannot be reset")]
     Reset(String),
 }

@@ -16,6 +16,8 @@ pub struct Options {
     /// `None` follows `pg_ttl_index.batch_size`.
     pub batch_size: Option<i32>,
     pub soft_delete_column: Option<String>,
+    /// The columns of an expired row that go back to their defaults; the row stays.
+    pub clear_columns: Option<Vec<String>>,
     /// How long a soft-deleted row stays before it is removed.
     pub purge_after: Option<Ttl>,
     /// In the canonical form PostgreSQL prints, with every function and operator qualified.
@@ -33,6 +35,8 @@ pub struct Options {
     /// The function that is called with expired rows, qualified and quoted.
     pub on_expire: Option<String>,
     pub notify_channel: Option<String>,
+    /// Whether batches write messages to the log.
+    pub emit_message: bool,
     pub partition_action: PartitionAction,
     /// `None` follows `pg_ttl_index.naptime`.
     pub run_every: Option<Ttl>,
@@ -47,6 +51,7 @@ pub struct Given {
     pub expire_after: Option<Ttl>,
     pub batch_size: Option<i32>,
     pub soft_delete_column: Option<String>,
+    pub clear_columns: Option<Vec<String>>,
     pub purge_after: Option<Ttl>,
     pub filter: Option<String>,
     pub time_zone: Option<String>,
@@ -57,6 +62,7 @@ pub struct Given {
     pub archive_to: Option<String>,
     pub on_expire: Option<String>,
     pub notify_channel: Option<String>,
+    pub emit_message: Option<bool>,
     pub partition_action: Option<PartitionAction>,
     pub run_every: Option<Ttl>,
     pub run_window: Option<Window>,
@@ -159,7 +165,18 @@ impl Options {
         if self.notify_channel.as_ref().is_some_and(|channel| channel.is_empty() || channel.len() >= LONGEST_NAME) {
             return Err(Invalid::Channel);
         }
+        let has_each_once = |columns: &Vec<String>| {
+            !columns.is_empty() && columns.iter().enumerate().all(|(place, column)| !columns[..place].contains(column))
+        };
+        if !self.clear_columns.as_ref().is_none_or(has_each_once) {
+            return Err(Invalid::ClearColumns);
+        }
+        let clears = self.clear_columns.is_some();
+        let takes_parts = self.partition_action != PartitionAction::Delete;
         let together = [
+            ("soft_delete_column", self.soft_delete_column.is_some(), clears, Needs::NoClearing),
+            ("hide_expired", self.hide_expired, clears, Needs::NoClearing),
+            ("partition_action", takes_parts, clears, Needs::NoClearing),
             ("purge_after", self.purge_after.is_some(), self.soft_delete_column.is_none(), Needs::SoftDelete),
             (
                 "archive_to",
@@ -196,6 +213,11 @@ impl Options {
         self.archive_to.as_deref().filter(|_| self.soft_delete_column.is_none())
     }
 
+    /// Returns the columns that the rule changes in rows that stay.
+    pub fn updated_columns(&self) -> Vec<String> {
+        self.soft_delete_column.iter().chain(self.clear_columns.iter().flatten()).cloned().collect()
+    }
+
     /// Whether rows are archived, passed to a function or announced when they go.
     pub fn delivers(&self) -> bool {
         self.archive().is_some() || self.on_expire.is_some() || self.notify_channel.is_some()
@@ -204,6 +226,12 @@ impl Options {
     /// Whether an expired row may be removed as soon as a new row needs its key, without a sweep.
     pub fn frees_keys(&self) -> bool {
         self.hide_expired && self.soft_delete_column.is_none() && !self.delivers()
+    }
+
+    /// Whether a rule with these options does the same to the same rows as one with others.
+    pub fn takes_as(&self, other: &Self) -> bool {
+        let rows = |it: &Self| (it.expire_after, it.filter.clone(), it.unit.clone(), it.time_zone.clone());
+        rows(self) == rows(other) && self.updated_columns() == other.updated_columns()
     }
 
     /// Returns one line for each option that differs from `before`, for the user to read.
@@ -237,7 +265,7 @@ const LONGEST_FILTER: usize = 100_000;
 const MOST_OFTEN: Duration = Duration::from_secs(1);
 
 /// PostgreSQL's NAMEDATALEN.
-const LONGEST_NAME: usize = 64;
+pub const LONGEST_NAME: usize = 64;
 
 /// What an option needs to make sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -245,6 +273,7 @@ pub enum Needs {
     SoftDelete,
     Removal,
     Index,
+    NoClearing,
 }
 
 impl Needs {
@@ -254,6 +283,7 @@ impl Needs {
             Self::Removal => {
                 "Softly deleted rows stay where they are: give purge_after too, and they are archived then."
             }
+            Self::NoClearing => "With clear_columns, rows stay: use another rule to remove them.",
             Self::Index => "There is no index to make with index_method => 'none'.",
         }
     }
@@ -320,6 +350,21 @@ mod tests {
         assert_eq!(soft.clone().alter(&archive, &[]), Err(Invalid::Alone("archive_to", Needs::Removal)));
         let both = Options { purge_after: Some(ttl(1)), ..soft };
         assert_eq!(both.alter(&archive, &[]).map(|options| options.archive().is_some()), Ok(false));
+    }
+
+    #[test]
+    fn clearing_leaves_the_row_alone() {
+        let clear = |columns: &[&str]| Given {
+            clear_columns: Some(columns.iter().map(|column| (*column).into()).collect()),
+            ..Given::default()
+        };
+        for columns in [&[][..], &["a", "b", "a"]] {
+            assert_eq!(options().alter(&clear(columns), &[]), Err(Invalid::ClearColumns));
+        }
+        let hidden = Options { hide_expired: true, ..options() };
+        assert_eq!(hidden.alter(&clear(&["a"]), &[]), Err(Invalid::Alone("hide_expired", Needs::NoClearing)));
+        let archived = Options { archive_to: Some("x".into()), ..options() }.alter(&clear(&["a"]), &[]);
+        assert_eq!(archived.map(|options| options.archive().is_some()), Ok(true));
     }
 
     #[test]

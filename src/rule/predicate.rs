@@ -1,20 +1,20 @@
 //! The rows that a rule applies to, as SQL, in every form that the extension needs.
 
-use super::{Expiry, Mark};
+use super::{Expiry, Update};
 
-/// The rows of a rule: expired, matching its filter, and not yet marked by a soft delete.
+/// The rows of a rule: expired, matching its filter, and not yet marked or cleared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Predicate {
     pub expiry: Expiry,
     /// In the canonical form PostgreSQL prints.
     filter: Option<String>,
-    /// The soft delete column, quoted, and the mark put into it.
-    pub mark: Option<(String, Mark)>,
+    /// What the rule does to rows that stay.
+    pub update: Option<Update>,
 }
 
 impl Predicate {
-    pub fn new(expiry: Expiry, filter: Option<String>, mark: Option<(String, Mark)>) -> Self {
-        Self { expiry, filter, mark }
+    pub fn new(expiry: Expiry, filter: Option<String>, update: Option<Update>) -> Self {
+        Self { expiry, filter, update }
     }
 
     /// Returns the filter, in parentheses. It is user code, and may fail on rows that have not expired.
@@ -22,15 +22,15 @@ impl Predicate {
         self.filter.as_ref().map(|filter| format!("({filter})"))
     }
 
-    /// Returns the condition for a row that is not soft-deleted, in parentheses, if the rule soft-deletes.
-    pub fn unmarked(&self) -> Option<String> {
-        self.mark.as_ref().map(|(column, mark)| mark.unmarked(column))
+    /// Returns the condition for a row that is still to be marked or cleared, in parentheses, if the rule keeps its rows.
+    pub fn outstanding(&self) -> Option<String> {
+        self.update.as_ref().map(Update::outstanding)
     }
 
-    /// Returns the conditions for an expired row that is not marked yet, whatever the filter says, each in parentheses.
+    /// Returns the conditions for an expired row that is not marked or cleared yet, whatever the filter says, each in parentheses.
     /// The first compares with the cutoff, a constant of the compared type.
     pub fn expired(&self, cutoff: &str) -> Vec<String> {
-        self.expiry.has_expired(cutoff).into_iter().chain(self.unmarked()).collect()
+        self.expiry.has_expired(cutoff).into_iter().chain(self.outstanding()).collect()
     }
 
     /// Returns the conditions for an expired row that matches the filter, marked or not, each in parentheses.
@@ -46,9 +46,9 @@ impl Predicate {
     /// Returns the condition for a row that users consider gone by `present`: expired, swept or not, or marked.
     pub fn gone(&self, present: &str) -> String {
         let expired = format!("(({}) IS TRUE)", self.expired_at(present));
-        match self.unmarked() {
-            Some(unmarked) => format!("({expired} OR NOT {unmarked})"),
-            None => expired,
+        match &self.update {
+            Some(mark @ Update::Mark(..)) => format!("({expired} OR NOT {})", mark.outstanding()),
+            _ => expired,
         }
     }
 
@@ -69,7 +69,7 @@ impl Predicate {
         }
     }
 
-    /// Returns the part of the condition that does not depend on time: filter and mark.
+    /// Returns the part of the condition that does not depend on time: the filter, and what is still to be updated.
     pub fn timeless(&self) -> Option<String> {
         self.indexable(true)
     }
@@ -77,7 +77,7 @@ impl Predicate {
     /// Returns the time-independent part of the condition, as far as an index may be partial on it.
     pub fn indexable(&self, filter_is_immutable: bool) -> Option<String> {
         let filter = self.filter().filter(|_| filter_is_immutable);
-        let parts: Vec<_> = filter.into_iter().chain(self.unmarked()).collect();
+        let parts: Vec<_> = filter.into_iter().chain(self.outstanding()).collect();
         (!parts.is_empty()).then(|| parts.join(" AND "))
     }
 }
@@ -86,20 +86,20 @@ impl Predicate {
 mod tests {
     use super::*;
     use crate::rule::pg_type::TIMESTAMPTZ;
-    use crate::rule::{Source, Ttl};
+    use crate::rule::{Cleared, Mark, Source, Ttl};
 
     fn predicate(filter: Option<&str>, mark: Option<Mark>) -> Predicate {
         let source = Source::of_type(TIMESTAMPTZ, None).expect("no unit").expect("a type that expires");
         let ttl = Ttl::from_seconds(60).expect("a valid TTL");
         let expiry = Expiry::new(source, "at".into(), ttl, "UTC", "ttl");
-        Predicate::new(expiry, filter.map(str::to_owned), mark.map(|mark| ("gone".to_owned(), mark)))
+        Predicate::new(expiry, filter.map(str::to_owned), mark.map(|mark| Update::Mark("gone".to_owned(), mark)))
     }
 
     #[test]
     fn a_plain_rule_asks_for_expiry_alone() {
         let plain = predicate(None, None);
         assert_eq!(plain.expired("c"), ["(at OPERATOR(pg_catalog.<=) c)"]);
-        assert_eq!((plain.timeless(), plain.filter(), plain.unmarked()), (None, None, None));
+        assert_eq!((plain.timeless(), plain.filter(), plain.outstanding()), (None, None, None));
         assert!(!plain.visible("p", true).contains("IS NOT TRUE"));
     }
 
@@ -113,5 +113,13 @@ mod tests {
         assert!(both.gone("p").ends_with(" AND (n > 1)) IS TRUE) OR NOT (gone IS NULL))"), "{}", both.gone("p"));
         assert!(both.visible("p", true).ends_with(" OR (n > 1) IS NOT TRUE"));
         assert!(both.endless().ends_with(" OR (n > 1) IS NOT TRUE)"));
+    }
+
+    #[test]
+    fn a_cleared_row_is_not_gone() {
+        let cleared = Cleared { column: "email".into(), default: "NULL".into() };
+        let clears = Predicate { update: Some(Update::Clear(vec![cleared])), ..predicate(None, None) };
+        assert_eq!(clears.timeless().as_deref(), Some("(email IS DISTINCT FROM NULL)"));
+        assert!(!clears.gone("p").contains("email"));
     }
 }

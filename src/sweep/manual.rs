@@ -28,6 +28,7 @@ pub fn sweep(relid: Option<Oid>, initiator: Initiator, scope: Scope, limits: Lim
 
 fn sweep_rules(relid: Option<Oid>, initiator: Initiator, scope: Scope, limits: Limits) -> Result<i64, Failure> {
     let catalog = Catalog::open()?;
+    catalog.check_clock()?;
     let started = Instant::now();
     let mut total = 0;
     for rule in catalog.active_rules(relid)? {
@@ -104,6 +105,10 @@ fn sweep_rule(
     let rows = sweep.tally.rows;
     if end == Ok(Step::Busy) {
         notice!("{name}: another session is sweeping it");
+    } else if end == Ok(Step::Held) {
+        notice!(
+            "{name}: it would take more of the table than pg_ttl_index.max_share_per_run allows; ttl_resume lets it"
+        );
     } else if scope == Scope::Procedure {
         notice!("{name}: {rows} rows removed");
     }

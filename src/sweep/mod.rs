@@ -3,6 +3,7 @@
 //! A sweep searches for expired rows without locking them (`find`), and removes the rows it found in batches that
 //! recheck every row (`remove`). It can stop after any batch and continue later.
 
+mod brake;
 mod drive;
 mod find;
 mod finish;
@@ -18,10 +19,11 @@ pub mod throttle;
 use crate::catalog::{Blocked, Catalog, Initiator, Rule};
 use crate::delivery::{self, Archive};
 use crate::error::TtlError;
+use crate::guc;
 use crate::pg::plan::Tid;
-use crate::pg::process;
 use crate::pg::shmem::{self, Hold, Path, Progress, Share};
 use crate::pg::transaction::{Failure, Scope};
+use crate::pg::{clock, origin, process};
 use crate::rule::IndexMethod;
 use crate::sandbox::in_sandbox;
 pub use drive::Advance;
@@ -32,7 +34,7 @@ use find::scan::Scan;
 pub use finish::record_failure;
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
-use remove::{Batch, Remover, blocked};
+use remove::{Batch, Part, Remover, blocked};
 use size::Size;
 use statement::Statements;
 use std::collections::VecDeque;
@@ -79,6 +81,8 @@ pub enum Step {
     Busy,
     /// The sweep has reached the rule's row limit; the next sweep continues.
     Enough,
+    /// The sweep would take more of its table than its rule ever has: the rule waits until somebody agrees.
+    Held,
     /// Other processes are still sweeping their shares.
     Waiting,
     /// The next step may run user code, or takes time that other rules would have to wait, and this sweep may do
@@ -94,6 +98,7 @@ pub struct Sweep {
     initiator: Initiator,
     started_at: TimestampWithTimeZone,
     cutoff: String,
+    cutoff_at: Option<TimestampWithTimeZone>,
     leaves: Leaves,
     work: Option<Work>,
     size: Size,
@@ -108,6 +113,10 @@ pub struct Sweep {
     deferred_failure: Option<Failure>,
     /// Whether this sweep ends before user code would run.
     is_aloof: bool,
+    /// Whether the sweep may take the rows that it takes.
+    is_admitted: bool,
+    /// The replication origin that is there.
+    origin: Option<CString>,
     /// The only blocks to sweep in the next leaf.
     range: Option<Range<u32>>,
     /// Whether this is the sweep of a share, which another process records.
@@ -135,7 +144,7 @@ struct Work {
 impl Work {
     /// Whether batches after the first probably remove their rows as they find them.
     fn is_quick(&self, rule: &Rule) -> bool {
-        let is_removed_by_one = || self.scan.is_ordered() && !self.leaf.can_undo(rule);
+        let is_removed_by_one = || self.scan.is_ordered() && !self.leaf.must_lock(rule);
         !self.is_careful && (!self.leaf.removal_runs_user_code(rule) || is_removed_by_one())
     }
 
@@ -170,6 +179,10 @@ impl Sweep {
         if let Some(missing) = &rule.missing {
             return Err(missing.clone());
         }
+        if clock::has_jumped(guc::max_clock_jump()) {
+            // A worker is about to notice, too.
+            return if initiator == Initiator::Worker { Ok(None) } else { Err(TtlError::ClockJumped.into()) };
+        }
         let prepared = scope.attempt(|| {
             rule.archive.map_or(Ok(()), |archive| Archive::check_apart(archive, rule.relid))?;
             catalog.check_meaning(&rule)?;
@@ -178,11 +191,11 @@ impl Sweep {
             in_sandbox(&rule, || {
                 let cutoff = cutoff::of(&rule)?;
                 let leaves = leaf::find(&rule, &cutoff.literal, is_aloof)?;
-                Ok((cutoff.literal, cutoff.present, leaves, left))
+                Ok((cutoff, leaves, left))
             })
         });
         match prepared {
-            Ok((cutoff, started_at, leaves, left)) => {
+            Ok((cutoff, leaves, left)) => {
                 let (size, tally, pace) = (Size::of(&rule), Tally::default(), Throttle::default());
                 Ok(Some(Self {
                     rule,
@@ -190,8 +203,9 @@ impl Sweep {
                     catalog,
                     scope,
                     initiator,
-                    started_at,
-                    cutoff,
+                    started_at: cutoff.present,
+                    cutoff: cutoff.literal,
+                    cutoff_at: cutoff.instant,
                     leaves,
                     work: None,
                     size,
@@ -201,6 +215,8 @@ impl Sweep {
                     is_ordered: false,
                     deferred_failure: None,
                     is_aloof,
+                    is_admitted: false,
+                    origin: None,
                     range: None,
                     is_share: false,
                     gave_away: false,
@@ -240,7 +256,10 @@ impl Sweep {
             }
             // A failure because names changed in the meantime is not the rule's fault.
             let part_is_gone = self.rule.has_children && failure.code == PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE;
-            if part_is_gone || has_changed(&self.catalog, &self.rule, self.scope)? {
+            // Who changes the rule waits for the batches of all who share it, and those for each other's counts.
+            let is_shared = self.is_share || self.gave_away;
+            let is_about_to_change = is_shared && failure.code == PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED;
+            if part_is_gone || is_about_to_change || has_changed(&self.catalog, &self.rule, self.scope)? {
                 return Ok(Step::Outdated);
             }
             Err(failure)
@@ -257,6 +276,11 @@ impl Sweep {
                 }
                 if let Some(pending) = self.leaves.pending.pop() {
                     return self.finalize(pending);
+                }
+                if !self.leaves.whole.is_empty()
+                    && let Some(end) = self.admit()?
+                {
+                    return Ok(end);
                 }
                 if let Some(part) = self.leaves.whole.pop_front() {
                     return self.remove_part(part);
@@ -288,7 +312,10 @@ impl Sweep {
                 if self.is_aloof && work.leaf.removal_runs_user_code(&self.rule) {
                     return Ok(Step::NeedsHelper);
                 }
-                return self.remove(limit);
+                return match self.admit()? {
+                    Some(end) => Ok(end),
+                    None => self.remove(limit),
+                };
             }
             if work.scan.is_exhausted() {
                 self.resummarize()?;
@@ -364,14 +391,30 @@ impl Sweep {
         self.initiator == Initiator::Worker && self.rule.state.pending_index.is_some() && scan.is_long()
     }
 
+    /// Makes the replication origin under which batches are committed, if there is to be one. That is a transaction of its
+    /// own, because others wait for it.
+    fn make_origin(&mut self) -> Result<(), Failure> {
+        let origin = remove::origin_of(self.scope);
+        if let Some(name) = origin.as_ref().filter(|_| origin != self.origin) {
+            self.scope.attempt(|| {
+                origin::make(name);
+                Ok(())
+            })?;
+        }
+        self.origin = origin;
+        Ok(())
+    }
+
     fn remove(&mut self, limit: usize) -> Result<Step, Failure> {
+        self.make_origin()?;
         let Some(work) = &mut self.work else { return Ok(Step::Finished) };
         let size = self.size.rows().min(Throttle::batch_limit(&self.rule)).min(limit);
         let started = Instant::now();
         let tids: Vec<Tid> = work.found.drain(..size.min(work.found.len())).collect();
         let is_shared = self.is_share || self.gave_away;
         let is_first = self.tally.batches == 0 && !self.is_share;
-        let mut batch = Batch::new(&self.rule, &self.catalog, self.scope, work, is_first, is_shared);
+        let part = Part { is_first, is_shared, cutoff: self.cutoff_at };
+        let mut batch = Batch::new(&self.rule, &self.catalog, self.scope, work, part);
         let result = if tids.is_empty() { batch.remove_next(size) } else { batch.remove(&tids) };
         let done = batch.done;
         self.size.learn(done.removed.unsigned_abs() as usize, started.elapsed(), done.is_awaited);

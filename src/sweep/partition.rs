@@ -265,6 +265,7 @@ pub fn objections(rule: &Rule) -> Vec<&'static str> {
     let reasons = [
         ("filter", options.filter.is_some()),
         ("soft_delete_column", options.soft_delete_column.is_some()),
+        ("clear_columns", options.clear_columns.is_some()),
         ("archive_to", options.archive().is_some()),
         ("on_expire", options.on_expire.is_some()),
     ];

@@ -27,7 +27,7 @@ pub struct Statements {
     /// The expression that is compared with the cutoff.
     pub(super) compared: String,
     pub(super) source: Source,
-    /// The conditions for a row that has expired and is not marked yet, each in parentheses.
+    /// The conditions for a row that has expired and is not marked or cleared yet, each in parentheses.
     pub(super) expired: Vec<String>,
     /// The further condition for a row to be removed: user code, which may fail.
     pub(super) filter: Option<String>,
@@ -35,15 +35,17 @@ pub struct Statements {
     pub(super) after: Option<String>,
     /// The DELETE or UPDATE, up to its WHERE.
     pub(super) action: String,
+    /// Whether rows are delivered as they were before.
+    pub(super) delivers_before: bool,
     pub(super) delivery: Option<Delivery>,
 }
 
 impl Statements {
     pub fn new(rule: &Rule, cutoff: &str, leaf: &str) -> Self {
         let expired = rule.predicate.expired(cutoff);
-        let action = match &rule.predicate.mark {
+        let action = match &rule.predicate.update {
             None => format!("DELETE FROM ONLY {leaf}"),
-            Some((column, mark)) => format!("UPDATE ONLY {leaf} SET {column} = {}", mark.value()),
+            Some(update) => format!("UPDATE ONLY {leaf} SET {}", update.assignments()),
         };
         Self {
             leaf: leaf.to_owned(),
@@ -54,6 +56,7 @@ impl Statements {
             filter: rule.predicate.filter(),
             after: None,
             action,
+            delivers_before: rule.clears(),
             delivery: None,
         }
     }

@@ -191,6 +191,10 @@ impl Room {
     fn remove(&self, constraint: &Constraint, existing: &Existing) -> Result<Outcome, TtlError> {
         let refused =
             || TtlError::HiddenKey { constraint: constraint.name.clone(), is_exclusion: constraint.is_exclusion };
+        // A clock that is wrong must not cost a row.
+        if Catalog::open()?.is_clock_in_doubt()? {
+            return Err(refused());
+        }
         match &self.way {
             Way::Never => Err(refused()),
             // Locking reveals a row of the running statement itself, which cannot be deleted.

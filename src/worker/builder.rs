@@ -21,6 +21,7 @@ pub struct Builders(HashMap<i64, Builder>);
 
 struct Builder {
     owner: Oid,
+    relid: Oid,
     process: DynamicBackgroundWorker,
     started: Instant,
     /// Whether the build runs user code for each row, which may take arbitrarily long.
@@ -46,11 +47,17 @@ impl Builders {
     pub fn start_for(&mut self, rule: &Rule) {
         let has_one = self.0.values().any(|builder| builder.owner == rule.owner);
         let may_start = (self.0.len() < guc::max_workers() || !has_one) && !shmem::anybody_waits();
-        if may_start && !self.0.contains_key(&rule.id) {
+        // Rules on one column may want the same index, and a builder would take that of another for a leftover.
+        let is_building = self.0.values().any(|builder| builder.relid == rule.relid);
+        if may_start && !is_building {
             let is_harmless = Scope::Transaction.attempt(|| Ok(rule.calls_nothing_of_users()));
             let runs_user_code = !is_harmless.unwrap_or(false);
-            let builder =
-                |process| (rule.id, Builder { owner: rule.owner, process, started: Instant::now(), runs_user_code });
+            let builder = |process| {
+                (
+                    rule.id,
+                    Builder { owner: rule.owner, relid: rule.relid, process, started: Instant::now(), runs_user_code },
+                )
+            };
             self.0.extend(start(rule.id).map(builder));
         }
     }

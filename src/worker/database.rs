@@ -7,7 +7,7 @@ use super::schedule::{self, Opening};
 use super::start::{load_rules, pin_settings};
 use super::turn::{Job, SLICE, Turn, Work, finish, report_broken, take_turn};
 use super::{LIBRARY, TURN, TYPE};
-use crate::catalog::{Catalog, Rule};
+use crate::catalog::{Catalog, ClockChange, Rule};
 use crate::error::{TtlError, Unserved};
 use crate::guc;
 use crate::pg::entry::worker_main;
@@ -61,7 +61,7 @@ fn run(argument: pg_sys::Datum) {
     pin_settings(c"pg_ttl_index worker");
     shmem::worker_begins();
     match standing() {
-        Standing::Wanted if shmem::take_slot(Role::Database).is_some() => {}
+        Standing::Wanted | Standing::Held if shmem::take_slot(Role::Database).is_some() => {}
         Standing::Idle => return shmem::report_leave(Leave::Resting),
         _ => return,
     }
@@ -73,6 +73,12 @@ fn run(argument: pg_sys::Datum) {
         worker.is_woken |= shmem::take_wakeup();
         match standing() {
             Standing::Wanted => {}
+            Standing::Held => {
+                worker.leave();
+                process::report_activity(None);
+                process::idle(LOOK_UP);
+                continue;
+            }
             standing => {
                 worker.leave();
                 if standing == Standing::Idle {
@@ -104,6 +110,8 @@ enum Standing {
     Wanted,
     /// There is no extension, or no version that this library serves, or sweeping was switched off.
     Idle,
+    /// Nothing is swept until the clock is back.
+    Held,
     /// Another session needs the database to itself, or the check failed.
     InTheWay,
 }
@@ -125,7 +133,12 @@ fn standing() -> Standing {
         };
         shmem::forget_told();
         hold_after_recovery(&catalog)?;
-        Ok(if catalog.is_sweeping_on()? { Standing::Wanted } else { Standing::Idle })
+        tell_of_clock(catalog.watch_clock()?);
+        Ok(match catalog.is_sweeping_on()? {
+            true => Standing::Wanted,
+            false if catalog.is_held_by_clock()? => Standing::Held,
+            false => Standing::Idle,
+        })
     });
     looked.unwrap_or(Standing::InTheWay)
 }
@@ -136,6 +149,19 @@ fn tell_of_schema(reason: &Unserved) {
         let database = process::current_database_name();
         let message = format!("pg_ttl_index does not work in database \"{database}\": {reason}");
         Failure { hint: Some(reason.hint().into()), ..Failure::new(UNSERVED, message) }.log();
+    }
+}
+
+fn tell_of_clock(change: ClockChange) {
+    let database = process::current_database_name();
+    match change {
+        ClockChange::None => {}
+        ClockChange::Jumped => {
+            let message = format!("pg_ttl_index does not sweep database \"{database}\": the clock has jumped ahead");
+            let hint = "Set the clock back, or call ttl_start_worker() there if it is right.";
+            Failure { hint: Some(hint.into()), ..Failure::new(UNSERVED, message) }.log();
+        }
+        ClockChange::Back => log!("pg_ttl_index sweeps database \"{database}\" again: the clock is back"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What users notice of a sweep: latencies of their own transactions meanwhile.
 
 use crate::median;
-use crate::report::{part, table};
+use crate::report::{bars, part, table};
 use harness::{Server, Session};
 use std::io::Write;
 use std::process::{Child, Stdio};
@@ -45,6 +45,9 @@ pub fn run(_: &Server) {
     };
     let rows: Vec<Vec<String>> = (0..ways.len()).map(row).collect();
     table(&["", "p50", "p99", "p99 ratio", "tps"], &rows);
+    let names: Vec<_> = ways.iter().map(|way| way.0.replace('`', "")).collect();
+    let late = (0..ways.len()).map(|way| middle(way, 1) / middle(0, 1)).collect();
+    bars("foreground.svg", "99th percentile of transactions beside a sweep", &names, &[("beside no sweep", late)]);
 }
 
 fn measure(sql: Option<&str>) -> [f64; 3] {

@@ -125,26 +125,29 @@ pub fn idle_rules(server: &Server) {
 pub fn size(_: &Server) {
     part(
         "Steady state",
-        "20,000 rows come and 20,000 expire in each of 40 steps, with a VACUUM after every fifth: the size of table and index at the \
-         end beside that after the first five steps.",
+        "20,000 rows come in each of 40 steps, and those of five steps before expire, so that 100,000 live; a VACUUM after every \
+         fifth step: the size of table and index after ten steps and at the end.",
     );
     let server = Server::start(&["shared_preload_libraries=pg_ttl_index", "autovacuum=off", "synchronous_commit=off"]);
     let mut session = Session::connect(&server, "postgres", "postgres");
     session.run(
         "CREATE EXTENSION pg_ttl_index; SELECT ttl_stop_worker(); CREATE TABLE t (id int, at timestamptz, pad text)",
     );
-    session.run("SELECT ttl_create_index('t', 'at', 0)");
+    session.run("SELECT ttl_create_index('t', 'at', '1 day')");
     let sizes = "SELECT pg_relation_size('t') / 1024, pg_indexes_size('t') / 1024";
     let mut first = String::new();
     for step in 0..40 {
+        let age = 60 * (40 - step);
         session.run(&format!(
-            "INSERT INTO t SELECT i, now() + {step} * interval '1 microsecond', repeat('x', 60) FROM generate_series(1, 20000) i"
+            "INSERT INTO t SELECT i, now() - interval '{age} seconds', repeat('x', 60) FROM generate_series(1, 20000) i;
+             SELECT ttl_alter_index('t', 'at', expire_after_seconds => {})",
+            age + 270
         ));
         session.run("CALL ttl_sweep('t')");
         if step % 5 == 4 {
             session.run("VACUUM t");
         }
-        if step == 4 {
+        if step == 9 {
             first = session.get(sizes);
         }
     }
@@ -152,5 +155,5 @@ pub fn size(_: &Server) {
         let (table, index) = sizes.split_once('|').expect("two columns");
         vec![name.to_owned(), table.to_owned(), index.to_owned()]
     };
-    table(&["", "table kB", "index kB"], &[row("after 5 steps", first), row("after 40", session.get(sizes))]);
+    table(&["", "table kB", "index kB"], &[row("after 10 steps", first), row("after 40", session.get(sizes))]);
 }

@@ -32,6 +32,7 @@ fn main() {
         ("foreground", foreground::run as fn(&Server)),
         ("peers", peers::run),
         ("shapes", shapes::run),
+        ("plans", shapes::plans),
         ("idle", shapes::idle),
         ("growth", growth::rows),
         ("workers", growth::workers),

@@ -1,6 +1,6 @@
 //! What others do: the loops that people write, under the real pg_cron; the loop of the C extension; pg_partman.
 
-use crate::report::{part, say, table};
+use crate::report::{bars, part, say, table};
 use crate::{cpu_seconds, median};
 use harness::{Server, Session};
 use std::time::{Duration, Instant};
@@ -56,6 +56,7 @@ pub fn run(server: &Server) {
         ways.push((format!("loop in a procedure, {batch} rows"), batch, "CALL expire()".into(), batch_loop(batch)));
         ways.push((format!("loop of the C extension, {batch} rows"), batch, c_extension(batch), String::new()));
     }
+    let mut ratios = [Vec::new(), Vec::new()];
     for held in [false, true] {
         say(format!("\n{}\n", if held { "While an old snapshot is held:" } else { "No other session:" }));
         let mut seconds = vec![Vec::new(); ways.len()];
@@ -76,7 +77,17 @@ pub fn run(server: &Server) {
             vec![name.clone(), format!("{middle:.2}"), spread, format!("{:.2}", middle / medians[0])]
         });
         table(&["", "CPU s", "spread", "ratio"], &rows.collect::<Vec<_>>());
+        ratios[usize::from(held)] = medians.iter().map(|middle| middle / medians[0]).collect();
     }
+    // The loops of 1,000 rows would leave no room for the rest.
+    let names: Vec<_> = ways[..4].iter().map(|way| way.0.replace('`', "")).collect();
+    let [free, held] = ratios.map(|ratios: Vec<f64>| ratios[..4].to_vec());
+    bars(
+        "peers.svg",
+        "CPU beside one DELETE",
+        &names,
+        &[("no other session", free), ("an old snapshot is held", held)],
+    );
 }
 
 fn measure(server: &Server, batch: u32, before: &str, sql: &str, held: bool) -> f64 {

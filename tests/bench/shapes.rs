@@ -124,9 +124,53 @@ pub fn run(server: &Server) {
     bars("kinds.svg", "CPU of a sweep beside one statement by hand", &names, &series);
 }
 
+/// Each plan of ours on a heap in order and on one in random order.
+pub fn plans(server: &Server) {
+    part(
+        "Plans",
+        &format!(
+            "The same tables in batches of 10,000, by each plan (`pg_ttl_index.debug_scan`) beside one DELETE. CPU, fastest of \
+             {ROUNDS} rounds."
+        ),
+    );
+    const PLANS: [(&str, &str); 4] =
+        [("chosen", "auto"), ("by the index", "index"), ("by blocks", "blocks"), ("by blocks, BRIN", "auto")];
+    let (mut rows, mut ratios) = (Vec::new(), vec![Vec::new(); PLANS.len()]);
+    for shape in &SHAPES[..2] {
+        let mut fastest = [f64::INFINITY; 1 + PLANS.len()];
+        for round in 0..ROUNDS {
+            for turn in 0..fastest.len() {
+                let way = (turn + round) % fastest.len();
+                let plan = way.checked_sub(1).map(|plan| PLANS[plan]);
+                let options =
+                    if plan.is_some_and(|plan| plan.0.contains("BRIN")) { ", index_method => 'brin'" } else { "" };
+                let shape = Shape { options, ..*shape };
+                let seconds = measure_under(server, &shape, plan.map(|_| 10_000), plan.map_or("auto", |plan| plan.1));
+                fastest[way] = fastest[way].min(seconds);
+            }
+        }
+        let mut row = vec![shape.name.to_owned(), format!("{:.3}", fastest[0])];
+        for (time, ratios) in fastest[1..].iter().zip(&mut ratios) {
+            ratios.push(time / fastest[0]);
+            row.push(format!("{:.2}", time / fastest[0]));
+        }
+        rows.push(row);
+    }
+    let columns: Vec<_> = ["", "one `DELETE`, s"].into_iter().chain(PLANS.map(|plan| plan.0)).collect();
+    table(&columns, &rows);
+    let names: Vec<_> = SHAPES[..2].iter().map(|shape| shape.name.to_owned()).collect();
+    let series: Vec<_> = PLANS.iter().map(|plan| plan.0).zip(ratios).collect();
+    bars("plans.svg", "CPU of each plan beside one DELETE", &names, &series);
+}
+
 /// CPU seconds of the backend for a sweep in batches of this size, or for the statement by hand, on a new table.
 fn measure(server: &Server, shape: &Shape, batch: Option<u32>) -> f64 {
+    measure_under(server, shape, batch, "auto")
+}
+
+fn measure_under(server: &Server, shape: &Shape, batch: Option<u32>, plan: &str) -> f64 {
     let mut session = Session::connect(server, "postgres", "postgres");
+    session.run(&format!("SET pg_ttl_index.debug_scan = {plan}"));
     let Shape { order, pad, setup, options, by_hand, .. } = shape;
     session.run(&format!(
         "SET client_min_messages = warning;

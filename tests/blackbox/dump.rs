@@ -4,7 +4,7 @@ use harness::{Database, Server, run};
 use std::sync::Arc;
 
 /// Dumps one database and restores it into another, which must be empty; returns what the restore complained of.
-fn copy(from: &Database, to: &Database, dump_options: &[&str]) -> String {
+pub fn copy(from: &Database, to: &Database, dump_options: &[&str]) -> String {
     let dump = run(from.server.client_program("pg_dump").args(dump_options).arg(&from.name));
     let file = std::env::temp_dir().join(format!("{}.sql", from.name));
     std::fs::write(&file, dump).expect("writing the dump");

@@ -23,7 +23,7 @@ fn renames_and_moves_keep_the_rule() {
     db.run("ALTER TABLE application.u RENAME COLUMN at TO expires");
     assert_eq!(db.get(RULES), "application|u|expires");
     db.run("ALTER TABLE application.u RENAME deleted TO gone");
-    assert_eq!(db.get("SELECT soft_delete_column, state FROM ttl_summary"), "gone|active");
+    assert_eq!(db.get("SELECT soft_delete_column, state, last_error FROM ttl_summary"), "gone|active|");
     assert_eq!(db.get("SELECT ttl_drop_index('application.u', 'expires')"), "t");
 }
 
@@ -179,4 +179,19 @@ fn ddl_of_a_stranger_holds_up_neither_sweeps_nor_ddl_of_an_owner() {
     own.run("ALTER TABLE part ADD z int");
     assert_eq!(own.get("SELECT count(*) FROM ttl_summary WHERE last_error IS NOT NULL"), "0");
     eve.run("ROLLBACK");
+}
+
+#[test]
+fn a_rename_that_is_just_committing_is_no_error_of_the_rule() {
+    let mut db = Database::new();
+    for _ in 0..40 {
+        // Registering wakes the worker, and so does each command.
+        db.run("CREATE TABLE t (id int, at timestamptz, n int)");
+        db.run("SELECT ttl_create_index('t', 'at', 60, filter => 'n > 0')");
+        db.run("ALTER TABLE t RENAME at TO expires");
+        db.run("ALTER TABLE t RENAME n TO number");
+        db.run("ALTER TABLE t RENAME TO u");
+        assert_eq!(db.get("SELECT state, last_error FROM ttl_summary"), "active|");
+        db.run("DROP TABLE u");
+    }
 }

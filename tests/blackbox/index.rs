@@ -212,3 +212,17 @@ fn a_rule_whose_index_was_dropped_says_so_and_goes_on() {
     db.run("SELECT ttl_create_index('t', 'at', 60, index_method => 'none')");
     assert_eq!(db.get(state), "active|none||");
 }
+
+#[test]
+fn an_index_that_was_rebuilt_and_then_renamed_goes_with_its_rule() {
+    let mut db = Database::new();
+    db.run("CREATE TABLE t (at timestamptz); SELECT ttl_create_index('t', 'at', 60)");
+    db.run("REINDEX INDEX CONCURRENTLY idx_ttl_t_at");
+    // A pass of the worker, which a change of any rule wakes.
+    db.run("CREATE TABLE other (at timestamptz); SELECT ttl_create_index('other', 'at', 60)");
+    db.wait_for("SELECT index_relid = 'idx_ttl_t_at'::regclass FROM ttl_binding WHERE relid = 't'::regclass", "t");
+    db.run("ALTER INDEX idx_ttl_t_at RENAME TO renamed");
+    assert_eq!(db.get("SELECT index_name, index_state FROM ttl_summary WHERE table_name = 't'"), "renamed|valid");
+    db.run("SELECT ttl_drop_index('t', 'at')");
+    assert_eq!(db.get("SELECT count(*) FROM pg_indexes WHERE tablename = 't'"), "0");
+}

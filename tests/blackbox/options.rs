@@ -8,9 +8,10 @@ const SETUP: &str = "CREATE TABLE p (id int, at timestamptz, gone timestamptz, n
     CREATE FUNCTION hook(regclass, jsonb) RETURNS void LANGUAGE sql AS ''";
 
 /// The option, a value for it, and how the summary shows that, and its default.
-const OPTIONS: [(&str, &str, &str, &str); 16] = [
+const OPTIONS: [(&str, &str, &str, &str); 18] = [
     ("batch_size", "77", "77", "10000"),
     ("soft_delete_column", "'gone'", "gone", ""),
+    ("clear_columns", "'{gone,n}'", "{gone,n}", ""),
     ("filter", "'id > 0'", "(id > 0)", ""),
     ("index_method", "'brin'", "brin", "btree"),
     ("concurrently", "true", "t", "f"),
@@ -18,6 +19,7 @@ const OPTIONS: [(&str, &str, &str, &str); 16] = [
     ("archive_to", "'archive'", "public.archive", ""),
     ("on_expire", "'hook(regclass, jsonb)'", "public.hook", ""),
     ("notify_channel", "'Gone'", "Gone", ""),
+    ("emit_message", "true", "t", "f"),
     ("partition_action", "'detach'", "detach", "delete"),
     ("run_every", "interval '1 day 3 hours'", "1 day 03:00:00", ""),
     ("run_window", "'sat-sun 23:00-24:00 UTC'", "Sat,Sun 23:00-24:00 UTC", ""),

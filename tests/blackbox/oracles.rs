@@ -696,3 +696,29 @@ fn explain_tells_nothing_of_what_parallel_workers_have_seen() {
     };
     assert_eq!(explain(&mut session, 4), explain(&mut session, 1004));
 }
+
+#[test]
+fn an_index_that_sorts_by_distance_computes_none_of_hidden_rows() {
+    let mut db = with(
+        "CREATE EXTENSION btree_gist; CREATE TABLE t (n float8, at timestamptz NOT NULL); CREATE INDEX ON t USING gist (n);
+         INSERT INTO t SELECT i, now() FROM generate_series(1, 1000) i; INSERT INTO t VALUES (-1.7e308, '2020-01-01');
+         CREATE TABLE parent (LIKE t) PARTITION BY RANGE (at); CREATE INDEX ON parent USING gist (n);
+         CREATE TABLE part PARTITION OF parent FOR VALUES FROM (MINVALUE) TO (MAXVALUE); INSERT INTO parent TABLE t;
+         CREATE TABLE point (p point, at timestamptz NOT NULL); CREATE INDEX ON point USING spgist (p);
+         INSERT INTO point VALUES ('(-1.7e308,0)', '2020-01-01'), ('(1,1)', now()), ('(2,2)', now());
+         CREATE TABLE open (LIKE t INCLUDING INDEXES); ANALYZE; SET enable_seqscan = off; SET enable_sort = off;
+         SELECT ttl_create_index(name, 'at', 60, hide_expired => true) FROM unnest('{t,parent,point}'::text[]) name",
+    );
+    let far = [
+        ("t", "n <-> 1.7e308"),
+        ("parent", "n <-> 1.7e308"),
+        ("part", "n <-> 1.7e308"),
+        ("point", "p <-> '(1.7e308,0)'"),
+    ];
+    for (table, order) in far {
+        let sql = format!("SELECT count(*) FROM (SELECT * FROM {table} ORDER BY {order} LIMIT 1) q");
+        assert_eq!(db.get(&sql), "1", "{table}: the distance of the hidden row would overflow");
+    }
+    let plan = db.get("EXPLAIN SELECT FROM open ORDER BY n <-> 5 LIMIT 1");
+    assert!(plan.contains("Order By: (n <-> "), "tables that hide nothing keep their plans: {plan}");
+}

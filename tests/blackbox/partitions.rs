@@ -507,7 +507,7 @@ fn a_soft_delete_by_the_partition_key_is_refused_and_named() {
     let mut db = with(tables);
     db.run("ALTER TABLE q DETACH PARTITION q1; SELECT ttl_create_index('q', 'at', 60, soft_delete_column => 'gone')");
     db.run("ALTER TABLE q ATTACH PARTITION q1 FOR VALUES IN (1); INSERT INTO q VALUES ('2020-01-01', NULL, 1), ('2020-01-01', NULL, 2)");
-    let reason = "public.q1d is partitioned by the soft delete column";
+    let reason = "public.q1d is partitioned by a column that the rule updates";
     assert_eq!(
         db.get("SELECT blockers FROM ttl_preview('q') WHERE relation = 'public.q1d'"),
         format!("{{\"{reason}\"}}")

@@ -227,3 +227,21 @@ fn see_a_pass_of(db: &mut Database, table: &str) {
     db.run(&format!("SELECT ttl_create_index('{table}', 'at', 60)"));
     db.wait_for(&format!("SELECT count(*) FROM {table}"), "0");
 }
+
+#[test]
+fn a_row_of_the_catalog_with_a_type_that_does_not_exist_stops_no_other_rule() {
+    let mut db = Database::new();
+    let user = db.role("user");
+    db.run(&format!("GRANT CREATE ON SCHEMA public TO {user}"));
+    db.session(&user).run(
+        "CREATE TABLE theirs (id int, at timestamptz);
+         INSERT INTO ttl_index_table (schema_name, table_name, column_name, expire_after, time_zone, column_types)
+         VALUES ('public', 'theirs', 'at', '1 day', 'UTC', '{x}')",
+    );
+    db.run(
+        "CREATE TABLE t (at timestamptz); INSERT INTO t VALUES ('2020-01-01'); SELECT ttl_create_index('t', 'at', 60)",
+    );
+    db.wait_for("SELECT count(*) FROM t", "0");
+    db.run("INSERT INTO t VALUES ('2020-01-01')");
+    assert_eq!(db.get("SELECT ttl_runner()"), "1");
+}

@@ -69,12 +69,14 @@ fn an_interval_can_be_shorter_than_the_naptime() {
     }
 }
 
-/// A window by the clock of UTC, from and to so long from now.
+/// A window by the clock of UTC, from and to so long from now, as the summary shows it: without seconds where they are 0.
 fn window(db: &mut Database, from: &str, to: &str) -> String {
-    db.get(&format!(
-        "SELECT to_char(now() AT TIME ZONE 'UTC' + interval '{from}', 'HH24:MI:SS') || '-'
-             || to_char(now() AT TIME ZONE 'UTC' + interval '{to}', 'HH24:MI:SS') || ' UTC'"
-    ))
+    let time = |span: &str| {
+        format!(
+            "regexp_replace(to_char(now() AT TIME ZONE 'UTC' + interval '{span}', 'HH24:MI:SS'), '^(..:..):00$', '\\1')"
+        )
+    };
+    db.get(&format!("SELECT {} || '-' || {} || ' UTC'", time(from), time(to)))
 }
 
 #[test]

@@ -48,6 +48,24 @@ INSERT INTO leases VALUES ('nightly', 'worker 2', now() + interval '1 minute')
 SELECT job, worker FROM leases;
 
 \echo
+\echo '--- Several rules on one column: each class of rows has its own time --------------'
+CREATE TABLE logs (id int PRIMARY KEY, at timestamptz, level text);
+INSERT INTO logs SELECT i, now() - i * interval '1 day', (ARRAY['debug', 'error'])[1 + i % 2] FROM generate_series(1, 200) AS i;
+SELECT ttl_create_index('logs', 'at', '7 days', filter => $$level = 'debug'$$, rule_name => 'debug', active => false),
+       ttl_create_index('logs', 'at', '90 days', filter => $$level = 'error'$$, rule_name => 'errors', active => false);
+SELECT rule_name, expired_rows FROM ttl_preview('logs');
+SELECT ttl_resume('logs') AS rules_resumed, ttl_runner('logs') AS removed;
+SELECT level, count(*), max(now() - at)::text AS oldest FROM logs GROUP BY level ORDER BY level;
+
+\echo
+\echo '--- Columns expire, and the row stays: personal data is forgotten -----------------'
+CREATE TABLE customers (id int PRIMARY KEY, left_at timestamptz, spent numeric, email text, city text DEFAULT 'unknown');
+INSERT INTO customers VALUES (1, now() - interval '1 year', 99.5, 'ada@example.com', 'London'), (2, now(), 12, 'bob@example.com', 'Paris');
+SELECT ttl_create_index('customers', 'left_at', '30 days', clear_columns => '{email,city}', rule_name => 'forget', active => false);
+SELECT ttl_resume('customers') AS rules_resumed, ttl_runner('customers') AS cleared;
+SELECT id, spent, email, city FROM customers ORDER BY id;
+
+\echo
 \echo '--- A row that cannot go is counted, named, and keeps no other -------------------'
 CREATE TABLE accounts (id int PRIMARY KEY, closed_at timestamptz);
 CREATE TABLE invoices (account int REFERENCES accounts);
@@ -79,6 +97,21 @@ SELECT ttl_create_index('orders', 'placed_at', interval '2 years', archive_to =>
 SELECT ttl_runner('orders') AS moved_on_request;
 SELECT count(*), min(placed_at)::date AS oldest, sum(amount) FROM old_orders;
 SELECT table_name, cleanup_mode, archive_to, run_window, hold FROM ttl_summary WHERE table_name = 'orders';
+
+\echo
+\echo '--- A brake: a rule that would take half of its table waits for a word -------------'
+ALTER SYSTEM SET pg_ttl_index.max_share_per_run = 0.5;
+SELECT pg_reload_conf();
+CREATE TABLE carts (id int, at bigint);
+INSERT INTO carts SELECT i, extract(epoch FROM now() - i * interval '1 second') * 1000 FROM generate_series(1, 1000) AS i;
+\echo 'The unit is wrong: these are milliseconds.'
+SELECT ttl_create_index('carts', 'at', '30 days', unit => 'us');
+DO $$ BEGIN FOR i IN 1..50 LOOP EXIT WHEN (SELECT state = 'held' FROM ttl_summary WHERE table_name = 'carts'); PERFORM pg_sleep(0.1); END LOOP; END $$;
+SELECT state, hold FROM ttl_summary WHERE table_name = 'carts';
+SELECT ttl_alter_index('carts', 'at', unit => 'ms');
+SELECT state, (SELECT count(*) FROM carts) AS carts FROM ttl_summary WHERE table_name = 'carts';
+ALTER SYSTEM RESET pg_ttl_index.max_share_per_run;
+SELECT pg_reload_conf();
 
 \echo
 \echo '--- Meanwhile the worker has dropped the partitions ------------------------------'

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// The server that tests share unless they need one of their own.
 static SHARED: Lazy<Arc<Server>> = Lazy::new(|| Arc::new(Server::start(&["shared_preload_libraries=pg_ttl_index"])));
 /// How long a test waits for what should happen soon.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 

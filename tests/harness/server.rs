@@ -25,6 +25,7 @@ pub struct Server {
     programs: PathBuf,
     directory: PathBuf,
     settings: Vec<String>,
+    environment: Vec<(String, String)>,
     keeper: Child,
 }
 
@@ -32,6 +33,14 @@ impl Server {
     /// A new cluster with these settings, reached by a socket in its own directory and by nothing else.
     pub fn start(settings: &[&str]) -> Self {
         Self::start_of(installation("PG_HOME"), settings)
+    }
+
+    /// The same, with these environment variables.
+    pub fn start_in(environment: &[(&str, &str)], settings: &[&str]) -> Self {
+        let programs = installation("PG_HOME");
+        let directory = new_cluster(&programs, &[]);
+        let environment = environment.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        Self::run_in(programs, directory, settings.iter().map(|setting| (*setting).into()).collect(), environment)
     }
 
     /// The same, of another PostgreSQL.
@@ -109,7 +118,7 @@ impl Server {
     /// Starts it again after `stop`.
     pub fn start_again(&mut self) {
         std::fs::remove_file(self.directory.join("stopped")).expect("a stopped server");
-        self.keeper = keeper(&self.programs, &self.directory, &self.settings);
+        self.keeper = keeper(&self.programs, &self.directory, &self.settings, &self.environment);
         self.wait_until_ready();
     }
 
@@ -142,8 +151,17 @@ impl Server {
     }
 
     fn run(programs: PathBuf, directory: PathBuf, settings: Vec<String>) -> Self {
-        let keeper = keeper(&programs, &directory, &settings);
-        let server = Self { programs, directory, settings, keeper };
+        Self::run_in(programs, directory, settings, Vec::new())
+    }
+
+    fn run_in(
+        programs: PathBuf,
+        directory: PathBuf,
+        settings: Vec<String>,
+        environment: Vec<(String, String)>,
+    ) -> Self {
+        let keeper = keeper(&programs, &directory, &settings, &environment);
+        let server = Self { programs, directory, settings, environment, keeper };
         server.wait_until_ready();
         server
     }
@@ -181,9 +199,10 @@ fn new_cluster(programs: &Path, options: &[&str]) -> PathBuf {
     directory
 }
 
-fn keeper(programs: &Path, directory: &Path, settings: &[String]) -> Child {
-    unprivileged("sh")
-        .args(["-c", KEEPER, "sh"])
+fn keeper(programs: &Path, directory: &Path, settings: &[String], environment: &[(String, String)]) -> Child {
+    unprivileged("env")
+        .args(environment.iter().map(|(name, value)| format!("{name}={value}")))
+        .args(["sh", "-c", KEEPER, "sh"])
         .arg(directory)
         .arg(programs.join("postgres"))
         .arg("-D")

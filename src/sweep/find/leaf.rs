@@ -77,7 +77,7 @@ impl Leaf {
 
     /// Whether removing rows here may run user code, beyond searching for them.
     pub fn removal_runs_user_code(&self, rule: &Rule) -> bool {
-        rule.marks() || rule.options.delivers() || !self.shape.as_ref().is_some_and(Shape::is_plain)
+        rule.updates() || rule.options.delivers() || !self.shape.as_ref().is_some_and(Shape::is_plain)
     }
 
     /// Returns this relation if a DELETE by its owner would do nothing but remove rows from its heap.
@@ -85,11 +85,17 @@ impl Leaf {
         (!self.removal_runs_user_code(rule) && access::may_delete(self.relid)).then_some(self.relid)
     }
 
-    /// Whether a statement that says it has removed a row may not have: a trigger can take a mark back, and a rewrite
+    /// Whether a statement that says it has removed a row may not have: a trigger can take an update back, and a rewrite
     /// rule can remove other rows instead.
     pub fn can_undo(&self, rule: &Rule) -> bool {
-        let can_unmark = |shape: &Shape| rule.marks() && (shape.has_triggers() || !shape.is_plain());
-        self.shape.as_ref().is_some_and(|shape| shape.has_rules() || can_unmark(shape))
+        let can_take_back = |shape: &Shape| rule.updates() && (shape.has_triggers() || !shape.is_plain());
+        self.shape.as_ref().is_some_and(|shape| shape.has_rules() || can_take_back(shape))
+    }
+
+    /// Whether rows must be locked before a statement removes them: it may not tell which ones it has removed, or reads
+    /// what they were before.
+    pub fn must_lock(&self, rule: &Rule) -> bool {
+        self.can_undo(rule) || (rule.clears() && rule.options.delivers())
     }
 
     /// Whether removing rows here may change other tables.
@@ -100,7 +106,12 @@ impl Leaf {
     /// Fails if removing rows here would run triggers of tables that have another owner. Call it with this relation
     /// locked.
     pub fn check_cascades(&self, rule: &Rule) -> Result<(), TtlError> {
-        let change = rule.options.soft_delete_column.as_deref().map_or(Change::Delete, Change::Update);
+        let updated = rule.options.updated_columns();
+        // A foreign key that came later would carry the default into other tables.
+        if rule.clears() && cascade::is_referenced(self.relid, &updated)? {
+            return Err(TtlError::ClearsKey(updated.join("\", \"")));
+        }
+        let change = if rule.updates() { Change::Update(&updated) } else { Change::Delete };
         cascade::check(self.relid, rule.owner, change)
     }
 }
@@ -117,7 +128,7 @@ struct Node {
     /// Whether it is partitioned off by a range of the rule's column, and by that column alone.
     is_ranged: bool,
     is_alone: bool,
-    is_by_mark: bool,
+    is_by_updated: bool,
 }
 
 /// The properties that a relation passes down to those below it.
@@ -127,10 +138,10 @@ struct Above {
     part: Option<(Oid, Oid)>,
     is_pending: bool,
     is_ranged: bool,
-    is_by_mark: bool,
+    is_by_updated: bool,
 }
 
-const BY_MARK: &str = "is partitioned by the soft delete column";
+const BY_UPDATED: &str = "is partitioned by a column that the rule updates";
 const PENDING: &str = "is being detached";
 
 /// Finds the leaves that can hold rows up to the cutoff. Does not touch partitions that cannot, by their lower bound.
@@ -139,13 +150,11 @@ pub fn find(rule: &Rule, cutoff: &str, leaves_parts: bool) -> Result<Leaves, Ttl
     // The kind of the table may have changed since it was registered.
     storage::check(rule.relid)?;
     let root = Leaf::new(rule.relid, rule.table.clone());
-    let is_by_mark = match &rule.options.soft_delete_column {
-        Some(mark) => bound::is_partition_key_above(rule.relid, mark)?,
-        None => false,
-    };
+    let updated = rule.options.updated_columns();
+    let is_by_updated = !updated.is_empty() && bound::is_partition_key_above(rule.relid, &updated)?;
     if !rule.has_children {
-        return Ok(if is_by_mark {
-            Leaves { skipped: vec![(root, BY_MARK.into())], ..Leaves::default() }
+        return Ok(if is_by_updated {
+            Leaves { skipped: vec![(root, BY_UPDATED.into())], ..Leaves::default() }
         } else {
             Leaves { sweepable: VecDeque::from([root]), ..Leaves::default() }
         });
@@ -159,7 +168,7 @@ pub fn find(rule: &Rule, cutoff: &str, leaves_parts: bool) -> Result<Leaves, Ttl
     if !rule.is_partitioned {
         leaves.sweepable.push_back(root);
     }
-    seen.insert(rule.relid, Above { is_by_mark, ..Above::default() });
+    seen.insert(rule.relid, Above { is_by_updated, ..Above::default() });
     for node in nodes {
         let range = ranges.get(&node.leaf.relid).copied().filter(|_| node.is_ranged);
         // A relation that is left out takes everything below it along.
@@ -175,7 +184,7 @@ pub fn find(rule: &Rule, cutoff: &str, leaves_parts: bool) -> Result<Leaves, Ttl
             part,
             is_pending: above.is_pending || node.is_pending,
             is_ranged: above.is_ranged || node.is_ranged,
-            is_by_mark: above.is_by_mark || node.is_by_mark,
+            is_by_updated: above.is_by_updated || node.is_by_updated,
         };
         seen.insert(node.leaf.relid, here);
         if node.has_rows {
@@ -192,11 +201,11 @@ pub fn find(rule: &Rule, cutoff: &str, leaves_parts: bool) -> Result<Leaves, Ttl
 /// Returns all relations below the rule's table, parents first.
 fn nodes(rule: &Rule) -> Result<Vec<Node>, TtlError> {
     let sql = format!(
-        "WITH RECURSIVE tree (relid, attnum, parent, is_pending, is_ranged, is_alone, is_by_mark, depth) AS (
+        "WITH RECURSIVE tree (relid, attnum, parent, is_pending, is_ranged, is_alone, is_by_updated, depth) AS (
              SELECT $1, $2, NULL::oid, false, false, false, false, 0
              UNION ALL
              SELECT i.inhrelid, a.attnum, tree.relid, i.inhdetachpending, k.partrelid IS NOT NULL, k.partnatts = 1,
-                    $4 IS NOT NULL AND {is_by_mark}, tree.depth + 1
+                    cardinality($4) > 0 AND {is_by_updated}, tree.depth + 1
              FROM tree
              JOIN pg_inherits i ON i.inhparent = tree.relid
              LEFT JOIN pg_attribute parent ON parent.attrelid = tree.relid AND parent.attnum = tree.attnum
@@ -207,16 +216,16 @@ fn nodes(rule: &Rule) -> Result<Vec<Node>, TtlError> {
                         FROM pg_opclass o WHERE o.oid = k.partclass[0]))
          SELECT c.oid, format('%I.%I', n.nspname, c.relname), tree.parent, c.relkind <> 'p',
                 CASE WHEN c.relowner <> $3 THEN 'has another owner' END,
-                tree.is_pending, tree.is_ranged, tree.is_alone, tree.is_by_mark
+                tree.is_pending, tree.is_ranged, tree.is_alone, tree.is_by_updated
          FROM tree
          JOIN pg_class c ON c.oid = tree.relid
          JOIN pg_namespace n ON n.oid = c.relnamespace
          WHERE tree.depth > 0 ORDER BY tree.depth, 2",
-        is_by_mark = bound::partition_key_sql("tree.relid", "$4"),
+        is_by_updated = bound::partition_key_sql("tree.relid", "$4"),
     );
     let key = rule.attnum.filter(|_| rule.predicate.expiry.source().compares_value());
-    let mark = rule.options.soft_delete_column.as_deref();
-    let mut nodes = spi::read(&sql, &[rule.relid.into(), key.into(), rule.owner.into(), mark.into()], |row| {
+    let updated = rule.options.updated_columns();
+    let mut nodes = spi::read(&sql, &[rule.relid.into(), key.into(), rule.owner.into(), updated.into()], |row| {
         let is = |ordinal| Ok::<bool, pgrx::spi::Error>(row.get(ordinal)?.unwrap_or_default());
         Ok(Node {
             leaf: Leaf::new(row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default()),
@@ -226,7 +235,7 @@ fn nodes(rule: &Rule) -> Result<Vec<Node>, TtlError> {
             is_pending: is(6)?,
             is_ranged: is(7)?,
             is_alone: is(8)?,
-            is_by_mark: is(9)?,
+            is_by_updated: is(9)?,
         })
     })?;
     let mut obstacles = storage::obstacles(&nodes.iter().map(|node| node.leaf.relid).collect::<Vec<_>>())?;
@@ -250,7 +259,7 @@ impl Leaves {
     /// Puts a relation with rows where it belongs.
     fn add(&mut self, rule: &Rule, node: Node, here: Above, parts: &mut Vec<Part>) {
         let mut leaf = node.leaf;
-        let obstacle = node.obstacle.or_else(|| here.is_by_mark.then(|| BY_MARK.into()));
+        let obstacle = node.obstacle.or_else(|| here.is_by_updated.then(|| BY_UPDATED.into()));
         if rule.options.partition_action != PartitionAction::Delete && !here.is_ranged {
             leaf.kept_by.push(format!("partition {} is not one by a range of the column", leaf.name));
         }

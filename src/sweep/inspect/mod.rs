@@ -2,4 +2,5 @@
 
 pub mod lag;
 pub mod preview;
+pub mod share;
 mod statement;

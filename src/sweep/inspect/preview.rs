@@ -155,6 +155,7 @@ impl Preview {
             Err(failure) => failure.raise(),
         }
         preview.blockers.extend(rule.missing.iter().map(|missing| missing.message.clone()));
+        preview.blockers.extend(rule.state.hold.clone());
         preview.blockers.extend(leaf.kept_by);
         if rule.options.index_method == IndexMethod::None && scan.is_long() {
             preview.blockers.push(SELDOM.into());
@@ -209,8 +210,8 @@ impl Preview {
 
 /// Returns the foreign keys that do not cascade, and the triggers.
 fn blockers(rule: &Rule, leaf: &Leaf) -> Result<Vec<String>, TtlError> {
-    let event = if rule.marks() { 16 } else { 8 };
-    let foreign_keys = if rule.marks() { "" } else { "ar" };
+    let event = if rule.updates() { 16 } else { 8 };
+    let foreign_keys = if rule.updates() { "" } else { "ar" };
     spi::read(
         "SELECT format('foreign key %I of table %s', k.conname, k.conrelid::regclass)
          FROM pg_constraint k

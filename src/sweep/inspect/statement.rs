@@ -24,6 +24,11 @@ impl Statements {
         self.expected(&self.expired[0])
     }
 
+    /// Returns how many rows the planner expects in all.
+    pub fn estimate_all(&self) -> i64 {
+        self.expected("true")
+    }
+
     /// Counts the rows read and those of them that would be removed, with the first value and the bytes of the latter.
     pub fn count(&self, look: Look) -> String {
         let Self { leaf, compared, .. } = self;
@@ -46,6 +51,16 @@ impl Statements {
                           (array_agg(compared::text ORDER BY compared) FILTER (WHERE goes))[1], sum(bytes) FILTER (WHERE goes)
              FROM (SELECT {compared} AS compared, pg_column_size(leaf.*) AS bytes, {rest} AS goes
                    FROM ONLY {leaf} AS leaf {sample} {condition}) AS seen"
+        )
+    }
+
+    /// Counts the rows that would be removed, whatever the filter says unless `is_filtered`, and all rows or a sample of them.
+    pub fn share(&self, percent: Option<f64>, is_filtered: bool) -> String {
+        let goes = if is_filtered { self.judgement(None) } else { self.expired.join(" AND ") };
+        let sample = percent.map_or_else(String::new, sample);
+        format!(
+            "{ENGINE_TAG}SELECT count(*) FILTER (WHERE ({goes}) IS TRUE), count(*) FROM ONLY {} AS leaf {sample}",
+            self.leaf
         )
     }
 

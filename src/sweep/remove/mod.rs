@@ -9,12 +9,15 @@ use super::{Step, Work};
 use crate::catalog::{Catalog, Claim, Rule};
 use crate::delivery::{self, Archive, Taken};
 use crate::error::TtlError;
+use crate::guc;
 use crate::pg::plan::Tid;
 use crate::pg::transaction::{Failure, Scope};
-use crate::pg::{access, identity, login, process, spi};
+use crate::pg::{access, identity, login, origin, process, spi};
 use crate::sandbox::{UnderWay, in_sandbox, is_sweeping};
 use pgrx::PgSqlErrorCode;
+use pgrx::datum::TimestampWithTimeZone;
 pub use remover::Remover;
+use std::ffi::CString;
 
 /// A failing batch is halved until its parts are this small; their rows are then tried one by one. So a few bad rows
 /// cost a few statements each, and a batch of only bad rows costs no more than one statement per row.
@@ -64,16 +67,28 @@ enum Way {
     EachDelivered,
 }
 
+/// Returns the replication origin under which batches are committed. The transaction of a caller is not ours to commit.
+pub fn origin_of(scope: Scope) -> Option<CString> {
+    guc::replication_origin().filter(|_| scope != Scope::Subtransaction)
+}
+
+/// The part that a batch is of its sweep.
+#[derive(Clone, Copy)]
+pub struct Part {
+    /// Whether nothing of this sweep has been recorded yet.
+    pub is_first: bool,
+    /// Whether other processes sweep shares of the same sweep.
+    pub is_shared: bool,
+    pub cutoff: Option<TimestampWithTimeZone>,
+}
+
 /// A batch that is being removed.
 pub struct Batch<'a> {
     rule: &'a Rule,
     catalog: &'a Catalog,
     scope: Scope,
     work: &'a mut Work,
-    /// Whether nothing of this sweep has been recorded yet.
-    is_first: bool,
-    /// Whether other processes sweep shares of the same sweep.
-    is_shared: bool,
+    part: Part,
     /// Whether an attempt holds all its locks and works on the rows: a failure then is about the rows.
     is_at_rows: bool,
     /// What the batch has done so far, even if it fails in the end.
@@ -81,15 +96,8 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    pub fn new(
-        rule: &'a Rule,
-        catalog: &'a Catalog,
-        scope: Scope,
-        work: &'a mut Work,
-        is_first: bool,
-        is_shared: bool,
-    ) -> Self {
-        Self { rule, catalog, scope, work, is_first, is_shared, is_at_rows: false, done: Done::default() }
+    pub fn new(rule: &'a Rule, catalog: &'a Catalog, scope: Scope, work: &'a mut Work, part: Part) -> Self {
+        Self { rule, catalog, scope, work, part, is_at_rows: false, done: Done::default() }
     }
 
     /// Removes the rows at these TIDs, in as many attempts as it takes.
@@ -164,7 +172,7 @@ impl<'a> Batch<'a> {
         if !in_sandbox(self.rule, is_unchanged)? {
             return Ok(Some(Step::Outdated));
         }
-        Ok(match self.catalog.claim(self.rule, self.is_shared)? {
+        Ok(match self.catalog.claim(self.rule, self.part.is_shared)? {
             Claim::Held => None,
             Claim::Busy => Some(Step::Busy),
             Claim::Changed => Some(Step::Outdated),
@@ -172,11 +180,15 @@ impl<'a> Batch<'a> {
     }
 
     fn change(&mut self, tids: &[Tid], way: Way) -> Result<Done, TtlError> {
-        let Self { rule, catalog, work, is_at_rows, is_first, .. } = self;
+        let origin = origin_of(self.scope);
+        let Self { rule, catalog, work, is_at_rows, part, .. } = self;
         let Work { leaf, statements, remover, scan, owners_path, .. } = &mut **work;
         let rule = *rule;
         if leaf.may_cascade() {
             in_sandbox(rule, || leaf.check_cascades(rule))?;
+        }
+        if let Some(origin) = origin {
+            origin::commit_under(&origin);
         }
         // Deferred triggers would otherwise fire at commit, with the rights of the committing role. Those that the
         // caller has pending fire now, as the caller and under the caller's search path.
@@ -203,11 +215,11 @@ impl<'a> Batch<'a> {
                 None => remove(),
             }
         })?;
-        delivery::tell(rule, &leaf.name, done.removed, &done.taken)?;
+        delivery::tell(rule, &leaf.name, done.removed, part.cutoff, &done.taken)?;
         catalog.check_meaning(rule)?;
         if done.removed > 0 {
-            catalog.record_batch(rule.id, done.removed, *is_first)?;
-            *is_first = false;
+            catalog.record_batch(rule.id, done.removed, part.is_first)?;
+            part.is_first = false;
         }
         Ok(Done { is_awaited: process::is_awaited(), ..done })
     }

@@ -4,10 +4,9 @@ use super::{Done, is_about_rows};
 use crate::catalog::Rule;
 use crate::delivery::Taken;
 use crate::error::TtlError;
-use crate::pg::chain;
-use crate::pg::identity;
-use crate::pg::plan::{Plan, Rows, Tid, Wanted, position};
+use crate::pg::plan::{Deleted, Plan, Rows, Tid, Wanted, position};
 use crate::pg::transaction::{Failure, subtransaction};
+use crate::pg::{chain, identity, origin};
 use crate::sweep::find::leaf::Leaf;
 use crate::sweep::find::scan::{NextRows, Reached, Scan, most_ties};
 use crate::sweep::statement::{Statements, Which};
@@ -31,6 +30,11 @@ pub struct Remover {
     remove: Prepared,
     remove_within: Prepared,
     delivers: bool,
+    archives: bool,
+    /// Whether rows must be locked before they are removed.
+    must_lock: bool,
+    /// Whether the search for rows runs no code of users.
+    is_harmless: bool,
     /// Whether a row may still be there although a statement says that it was removed.
     can_be_undone: bool,
 }
@@ -70,13 +74,16 @@ impl Remover {
             remove: Prepared::new(statements.remove(Which::Listed), Which::Listed),
             remove_within: Prepared::new(statements.remove(Which::Within), Which::Within),
             delivers: statements.delivers(),
+            archives: rule.archive.is_some(),
+            must_lock: leaf.must_lock(rule),
+            is_harmless: rule.calls_nothing_of_users() && !leaf.search_runs_user_code(rule),
             can_be_undone: leaf.can_undo(rule),
         }
     }
 
     /// Whether the next rows of a scan can be removed as they are found.
     pub fn can_remove_as_found(&self, scan: &Scan) -> bool {
-        self.plain.is_some() || (scan.is_ordered() && !self.can_be_undone)
+        self.plain.is_some() || (scan.is_ordered() && !self.must_lock)
     }
 
     /// Removes the next rows of a scan as they are found: from the heap, or by an SQL statement that finds them itself.
@@ -111,10 +118,10 @@ impl Remover {
         let deleted = match &next {
             NextRows::Beyond(value) => {
                 let rows = Rows::Beyond(value, wanted as i64);
-                self.next.plan().delete(rows, relid, Wanted::Upto(wanted + most_ties(wanted)))
+                self.delete(&self.next, rows, relid, Wanted::Upto(wanted + most_ties(wanted)))
             }
             NextRows::Between(first, last) => {
-                self.look_in_range.plan().delete(Rows::Between(first, last), relid, Wanted::Upto(wanted))
+                self.delete(&self.look_in_range, Rows::Between(first, last), relid, Wanted::Upto(wanted))
             }
         };
         let mut done = Done { removed: deleted.tids.len() as i64, ..Done::default() };
@@ -145,10 +152,15 @@ impl Remover {
         let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else { return Vec::new() };
         let blocks = (position(last).0 - position(first).0) as usize + 1;
         if sorted.len() < ROWS_PER_BLOCK * blocks {
-            return self.look.plan().delete(Rows::Listed(sorted), relid, Wanted::Listed(sorted)).tids;
+            return self.delete(&self.look, Rows::Listed(sorted), relid, Wanted::Listed(sorted)).tids;
         }
         // As in a table filled in time order: reading the whole range is cheaper than fetching each TID.
-        self.look_in_range.plan().delete(Rows::Between(first, last), relid, Wanted::Listed(sorted)).tids
+        self.delete(&self.look_in_range, Rows::Between(first, last), relid, Wanted::Listed(sorted)).tids
+    }
+
+    fn delete(&self, search: &Prepared, rows: Rows<'_>, relid: Oid, wanted: Wanted<'_>) -> Deleted {
+        let delete = || search.plan().delete(rows, relid, wanted);
+        if self.is_harmless { origin::marked(delete) } else { delete() }
     }
 
     fn remove_with_sql(&self, tids: &[Tid]) -> Done {
@@ -189,7 +201,7 @@ impl Remover {
         let (removed, archived) = (count().unwrap_or_default(), count());
         // No row may end up in neither table: one that a trigger kept out of the archive stays where it is.
         if archived.is_some_and(|archived| archived != removed) {
-            TtlError::ArchiveRefused.raise();
+            if self.archives { TtlError::ArchiveRefused.raise() } else { kept().raise() }
         }
         let (rows, range) = (columns.next().flatten(), columns.next().flatten());
         (removed, if removed > 0 { vec![Taken { rows, range }] } else { Vec::new() })

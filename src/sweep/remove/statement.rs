@@ -18,9 +18,11 @@ impl Statements {
     }
 
     /// Removes rows, if they are still expired. If rows are delivered, the same query also moves them into the archive;
-    /// it returns one row with the numbers of rows removed and archived, the rows, and their range.
+    /// it returns one row with the numbers of rows removed and archived, the rows, and their range. Rows that are
+    /// delivered as they were before are read by the same snapshot, so they must be locked.
     pub fn remove(&self, which: Which) -> String {
-        let removal = format!("{} WHERE {}", self.action, self.expired_of(which));
+        let is_removed = self.expired_of(which);
+        let removal = format!("{} WHERE {is_removed}", self.action);
         let Some(delivery) = &self.delivery else { return format!("{ENGINE_TAG}{removal}") };
         let archived = delivery.archive.as_ref().map_or_else(String::new, |(archive, columns)| {
             let columns = columns.join(", ");
@@ -32,6 +34,14 @@ impl Statements {
         let count = if archived.is_empty() { "NULL::bigint" } else { "(SELECT count(*) FROM archived)" };
         let rows = if delivery.wants_rows { "jsonb_agg(to_jsonb(gone.*))" } else { "NULL::jsonb" };
         let range = delivery.keys.as_ref().map_or_else(|| "NULL::jsonb".into(), |keys| self.range(keys));
+        if self.delivers_before {
+            let (leaf, count) = (&self.leaf, if archived.is_empty() { "count(*)" } else { count });
+            return format!(
+                "{ENGINE_TAG}WITH gone AS MATERIALIZED (SELECT * FROM ONLY {leaf} WHERE {is_removed}),
+                     updated AS ({removal} RETURNING 1){archived}
+                 SELECT (SELECT count(*) FROM updated), {count}, {rows}, {range} FROM gone"
+            );
+        }
         format!(
             "{ENGINE_TAG}WITH gone AS ({removal} RETURNING *){archived} SELECT count(*), {count}, {rows}, {range} FROM gone"
         )

@@ -1,0 +1,108 @@
+//! What a rule does to rows that stay: whether their table allows it.
+
+use super::check_as_owner;
+use crate::cascade;
+use crate::catalog::Catalog;
+use crate::error::TtlError;
+use crate::pg::{access, bound, spi};
+use crate::rule::{Cleared, Mark, Options, Update};
+use crate::table::{Subject, Table};
+use pgrx::pg_sys::Oid;
+
+/// Checks what a rule does to rows that stay.
+pub(super) fn check(
+    table: &Table,
+    subject: &Subject,
+    options: &Options,
+    id: Option<i64>,
+) -> Result<Option<Update>, TtlError> {
+    if Catalog::open()?.is_updated_otherwise(table.relid, id, options)? {
+        return Err(TtlError::UpdatedTwice);
+    }
+    match (&options.soft_delete_column, &options.clear_columns) {
+        (Some(mark), _) => check_mark(table, subject, mark).map(Some),
+        (None, Some(columns)) => check_clear(table, subject, columns).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+/// Checks the column that marks soft-deleted rows.
+fn check_mark(table: &Table, subject: &Subject, name: &str) -> Result<Update, TtlError> {
+    let column = table.column(name)?;
+    if subject.attnum == Some(column.attnum) || subject.uses.contains(&column.attnum) {
+        return Err(TtlError::MarkIsSource(column.name));
+    }
+    if column.generated {
+        return Err(TtlError::MarkIsGenerated(column.name));
+    }
+    if bound::is_partition_key(table.relid, std::slice::from_ref(&column.name))? {
+        return Err(TtlError::MarkIsKey(column.name));
+    }
+    match Mark::of_type(column.base_type) {
+        None => Err(TtlError::CannotMark { column: column.name, data_type: column.data_type }),
+        Some(Mark::Instant) if column.not_null => Err(TtlError::MarkIsNotNull(column.name)),
+        Some(mark) => Ok(Update::Mark(column.quoted(), mark)),
+    }
+}
+
+/// Checks the columns that go back to their defaults.
+fn check_clear(table: &Table, subject: &Subject, names: &[String]) -> Result<Update, TtlError> {
+    let columns = names.iter().map(|name| table.column(name)).collect::<Result<Vec<_>, _>>()?;
+    let attnums: Vec<i16> = columns.iter().map(|column| column.attnum).collect();
+    let values = Catalog::open()?.default_values(table.relid, table.owner, &attnums)?;
+    let mut cleared = Vec::new();
+    for (column, default) in columns.into_iter().zip(values) {
+        let is_null = default == "NULL";
+        if expires_by(table.relid, subject, column.attnum)? {
+            return Err(TtlError::ClearsSource(column.name));
+        }
+        if column.generated {
+            return Err(TtlError::ClearsGenerated(column.name));
+        }
+        if bound::is_partition_key(table.relid, std::slice::from_ref(&column.name))?
+            || is_key(table.relid, column.attnum, is_null)?
+            || cascade::is_referenced(table.relid, std::slice::from_ref(&column.name))?
+        {
+            return Err(TtlError::ClearsKey(column.name));
+        }
+        if column.not_null && is_null {
+            return Err(TtlError::ClearsNotNull(column.name));
+        }
+        if !is_null && !are_told_apart(table.relid, column.attnum)? {
+            return Err(TtlError::ClearsUnequal(column.name));
+        }
+        cleared.push(Cleared { column: column.quoted(), default });
+    }
+    let update = Update::Clear(cleared);
+    check_as_owner(table, &update.outstanding())?;
+    Ok(update)
+}
+
+/// Whether rows expire by a column, be it through another that is generated from it.
+fn expires_by(relid: Oid, subject: &Subject, attnum: i16) -> Result<bool, TtlError> {
+    let source: Vec<i16> = subject.attnum.into_iter().chain(subject.uses.iter().copied()).collect();
+    let sql = "SELECT FROM pg_depend d
+               WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = $1 AND d.refobjsubid = $2
+                 AND (d.classid = 'pg_class'::regclass AND d.objid = $1 AND d.objsubid = ANY ($3)
+                      OR d.classid = 'pg_attrdef'::regclass AND d.objid IN (
+                          SELECT oid FROM pg_attrdef WHERE adrelid = $1 AND adnum = ANY ($3)))";
+    let args = [relid.into(), i32::from(attnum).into(), source.clone().into()];
+    Ok(source.contains(&attnum) || !spi::read(sql, &args, |_| Ok(()))?.is_empty())
+}
+
+/// Whether values of a column that are equal are the same: its type has an order, and its collation is deterministic.
+fn are_told_apart(relid: Oid, attnum: i16) -> Result<bool, TtlError> {
+    let sql = "SELECT coalesce(c.collisdeterministic, true) FROM pg_attribute a LEFT JOIN pg_collation c ON c.oid = a.attcollation
+               WHERE a.attrelid = $1 AND a.attnum = $2";
+    let is_deterministic = spi::read(sql, &[relid.into(), attnum.into()], |row| row.get(1))? == [Some(true)];
+    Ok(is_deterministic && access::has_order(relid, attnum))
+}
+
+/// Whether a column that many rows will have the same value in is part of a key: of the primary key or the replica
+/// identity, or of a unique one if that value is not null.
+fn is_key(relid: Oid, attnum: i16, is_null: bool) -> Result<bool, TtlError> {
+    let sql = "SELECT FROM pg_index i
+               WHERE i.indrelid = $1 AND $2 = ANY (i.indkey[0:i.indnkeyatts - 1])
+                 AND (i.indisprimary OR i.indisreplident OR i.indisunique AND (i.indnullsnotdistinct OR NOT $3))";
+    Ok(!spi::read(sql, &[relid.into(), attnum.into(), is_null.into()], |_| Ok(()))?.is_empty())
+}

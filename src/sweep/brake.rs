@@ -1,0 +1,40 @@
+//! The brake: a sweep that would take more of its table than its rule ever has waits until somebody agrees.
+
+use super::inspect::share;
+use super::{Step, Sweep};
+use crate::guc;
+use crate::pg::transaction::{Failure, Scope};
+
+/// What a rule may take beyond what somebody has agreed to: shares vary.
+const SLACK: f64 = 1.1;
+
+impl Sweep {
+    /// Asks before the first removal whether the sweep may take the rows that it is about to take. Returns the step that
+    /// ends it if not.
+    pub(super) fn admit(&mut self) -> Result<Option<Step>, Failure> {
+        let Some(most) = guc::max_share_per_run().filter(|_| !self.is_admitted && !self.is_share) else {
+            return Ok(None);
+        };
+        let most = most.max(self.rule.state.largest_share * SLACK);
+        if most < 1.0 {
+            // Counting takes time, and runs filters.
+            if self.is_aloof {
+                return Ok(Some(Step::NeedsHelper));
+            }
+            let (catalog, rule) = (&self.catalog, &self.rule);
+            let share = self.scope.attempt(|| share::of(rule))?;
+            if share > most {
+                self.scope.attempt(|| catalog.hold_share(rule, share))?;
+                if self.scope == Scope::Transaction {
+                    pgrx::warning!(
+                        "TTL rule on {rule} is held: it would take {:.1} % of the table, see pg_ttl_index.max_share_per_run",
+                        100.0 * share
+                    );
+                }
+                return Ok(Some(Step::Held));
+            }
+        }
+        self.is_admitted = true;
+        Ok(None)
+    }
+}

@@ -1,0 +1,140 @@
+//! A sweep that would take too much of its table waits until somebody agrees.
+
+use crate::worker::{database, server};
+use harness::{Database, Server};
+use std::sync::Arc;
+
+fn braked() -> Arc<Server> {
+    server(&["pg_ttl_index.max_share_per_run=0.5"])
+}
+
+/// A table of 1,000 rows, so many of them expired.
+fn table(db: &mut Database, name: &str, expired: u32) {
+    db.run(&format!(
+        "CREATE TABLE {name} (id int, at timestamptz);
+         INSERT INTO {name} SELECT i, CASE WHEN i <= {expired} THEN timestamptz '2020-01-01' ELSE 'infinity' END FROM generate_series(1, 1000) i"
+    ));
+}
+
+#[test]
+fn a_rule_that_would_take_too_much_is_held_until_it_is_resumed() {
+    let server = braked();
+    let mut db = database(&server);
+    table(&mut db, "much", 900);
+    table(&mut db, "little", 400);
+    db.run("SELECT ttl_create_index('much', 'at', 60), ttl_create_index('little', 'at', 60)");
+    db.wait_for("SELECT count(*) FROM little", "600");
+    db.wait_for("SELECT state FROM ttl_summary WHERE table_name = 'much'", "held");
+    assert_eq!(
+        db.get("SELECT hold FROM ttl_summary WHERE table_name = 'much'"),
+        "max_share_per_run: would take 90.0 % of the table"
+    );
+    assert_eq!(
+        db.get("SELECT blockers FROM ttl_preview('much')"),
+        "{\"max_share_per_run: would take 90.0 % of the table\"}"
+    );
+    db.notices();
+    assert_eq!(db.get("SELECT ttl_runner('much')"), "0");
+    assert!(db.notices().concat().contains("rests: max_share_per_run"));
+    db.run("CALL ttl_sweep('much')");
+    assert_eq!(db.get("SELECT count(*) FROM much"), "1000");
+    assert_eq!(server.log().matches("is held: it would take 90.0 %").count(), 1);
+    assert_eq!(db.get("SELECT ttl_resume('much')"), "1");
+    db.wait_for("SELECT count(*) FROM much", "100");
+    // What somebody has agreed to needs no word again.
+    db.run("INSERT INTO much SELECT i, '2020-01-01' FROM generate_series(1, 920) i; SELECT ttl_pause('much'), ttl_resume('much')");
+    db.wait_for("SELECT count(*) FROM much", "100");
+    // Another time to live is another matter.
+    db.run("INSERT INTO much SELECT i, now() - interval '1 hour' FROM generate_series(1, 900) i");
+    db.run("SELECT ttl_alter_index('much', 'at', interval '2 hours')");
+    db.run("SELECT ttl_alter_index('much', 'at', interval '2 seconds')");
+    db.wait_for("SELECT state FROM ttl_summary WHERE table_name = 'much'", "held");
+    // So is the time that was meant.
+    db.run("SELECT ttl_alter_index('much', 'at', interval '2 days')");
+    db.wait_for("SELECT state FROM ttl_summary WHERE table_name = 'much'", "active");
+    assert_eq!(db.get("SELECT count(*) FROM much"), "1000");
+}
+
+#[test]
+fn manual_sweeps_filters_limits_and_partitions_count_too() {
+    let server = braked();
+    let mut db = database(&server);
+    db.run("SELECT ttl_stop_worker()");
+    table(&mut db, "t", 900);
+    db.run(
+        "CREATE FUNCTION is_even(i int) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN i % 2 = 0; END'",
+    );
+    db.run(
+        "SELECT ttl_create_index('t', 'at', 60, filter => 'is_even(id)', index_method => 'none', rule_name => 'even')",
+    );
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "450", "it takes less than half");
+    db.run("SELECT ttl_create_index('t', 'at', 60, max_rows_per_run => 100, rule_name => 'slow')");
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "100");
+    db.run("SELECT ttl_drop_index('t', 'at', 'slow'), ttl_create_index('t', 'at', 60, rule_name => 'all')");
+    db.notices();
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "0");
+    assert!(db.notices().concat().contains("ttl_resume lets it"));
+    assert_eq!(db.get("SELECT rule_name, state FROM ttl_summary"), "all|held\neven|active");
+    assert_eq!(db.get("SELECT ttl_resume('t', 'at', 'all'), ttl_runner('t')"), "1|350");
+
+    db.run(
+        "CREATE TABLE p (id int, at timestamptz) PARTITION BY RANGE (at);
+         CREATE TABLE p1 PARTITION OF p FOR VALUES FROM ('2020-01-01') TO ('2021-01-01');
+         CREATE TABLE p2 PARTITION OF p FOR VALUES FROM ('2021-01-01') TO ('2100-01-01');
+         INSERT INTO p SELECT i, CASE WHEN i <= 900 THEN timestamptz '2020-01-01' ELSE now() END FROM generate_series(1, 1000) i;
+         ANALYZE p1; ANALYZE p2; SELECT ttl_create_index('p', 'at', '1 year', partition_action => 'drop')",
+    );
+    assert_eq!(db.get("SELECT ttl_runner('p')"), "0");
+    assert_eq!(db.get("SELECT state, (SELECT count(*) FROM p) FROM ttl_summary WHERE table_name = 'p'"), "held|1000");
+    db.run("SELECT ttl_resume('p')");
+    db.run("CALL ttl_sweep('p')");
+    assert_eq!(db.get("SELECT count(*), to_regclass('p1') IS NULL FROM p"), "100|t");
+}
+
+#[test]
+fn old_statistics_do_not_mislead_it() {
+    let server = braked();
+    let mut db = database(&server);
+    db.run("SELECT ttl_stop_worker(); CREATE TABLE p (id int, at timestamptz) PARTITION BY RANGE (at);
+        CREATE TABLE p1 PARTITION OF p FOR VALUES FROM ('2020-01-01') TO ('2021-01-01') WITH (autovacuum_enabled = off);
+        CREATE TABLE p2 PARTITION OF p FOR VALUES FROM ('2021-01-01') TO ('2100-01-01') WITH (autovacuum_enabled = off);
+        SELECT ttl_create_index('p', 'at', '1 year', partition_action => 'drop');
+        INSERT INTO p SELECT i, CASE WHEN i <= 900 THEN timestamptz '2020-01-01' ELSE now() END FROM generate_series(1, 1000) i");
+    assert_eq!(db.get("SELECT ttl_runner('p')"), "0");
+    assert_eq!(db.get("SELECT count(*) FROM p"), "1000");
+
+    db.run("CREATE TABLE t (id int, at timestamptz) WITH (autovacuum_enabled = off); INSERT INTO t SELECT i, now() FROM generate_series(1, 300000) i");
+    db.run("SELECT ttl_create_index('t', 'at', '1 hour'); ANALYZE t; UPDATE t SET at = at - interval '1 day'");
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "0");
+    assert_eq!(db.get("SELECT state FROM ttl_summary WHERE table_name = 't'"), "held");
+
+    db.run("CREATE TABLE s (id int, at timestamptz) WITH (autovacuum_enabled = off); INSERT INTO s SELECT i, now() FROM generate_series(1, 1000) i");
+    db.run("SELECT ttl_create_index('s', 'at', '1 hour'); ANALYZE s; DELETE FROM s WHERE id > 100; UPDATE s SET at = now() - interval '2 hours' WHERE id <= 90");
+    db.run("CALL ttl_sweep('s', max_rows => 200)");
+    assert_eq!(db.get("SELECT count(*) FROM s"), "100");
+}
+
+#[test]
+fn few_rows_in_many_blocks_and_rows_that_cannot_be_judged_are_counted_too() {
+    let server = braked();
+    let mut db = database(&server);
+    db.run(
+        "SELECT ttl_stop_worker(); CREATE TABLE t (id int, at timestamptz, pad text) WITH (autovacuum_enabled = off)",
+    );
+    db.run("ALTER TABLE t ALTER pad SET STORAGE plain; INSERT INTO t SELECT i, now(), repeat('x', 7000) FROM generate_series(1, 5000) i");
+    db.run("DELETE FROM t; INSERT INTO t SELECT i, '2020-01-01', 'y' FROM generate_series(1, 100) i");
+    db.run("SELECT ttl_create_index('t', 'at', 60, index_method => 'none')");
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "0");
+    assert_eq!(db.get("SELECT state FROM ttl_summary"), "held");
+    // Whoever agreed to a mark has not agreed to a delete.
+    db.run("ALTER TABLE t ADD gone timestamptz; SELECT ttl_alter_index('t', 'at', soft_delete_column => 'gone')");
+    db.run("SELECT ttl_runner('t')");
+    assert_eq!(db.get("SELECT ttl_resume('t'), ttl_runner('t')"), "1|100");
+    db.run("UPDATE t SET gone = NULL; SELECT ttl_alter_index('t', 'at', reset => '{soft_delete_column}')");
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "0");
+
+    db.run("CREATE TABLE u (id int, at timestamptz, n int); INSERT INTO u SELECT i, CASE WHEN i <= 10 THEN '2020-01-01' ELSE now() END, 1 FROM generate_series(1, 100) i; INSERT INTO u VALUES (0, '2020-01-01', 0); ANALYZE u");
+    db.run("SELECT ttl_create_index('u', 'at + make_interval(secs => 1/n)', 60, index_method => 'none')");
+    assert_eq!(db.get("SELECT ttl_runner('u'), count(*) FROM u"), "10|101");
+    assert_eq!(db.get("SELECT blocked_rows FROM ttl_summary WHERE table_name = 'u'"), "1");
+}
