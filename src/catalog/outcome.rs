@@ -80,6 +80,14 @@ pub struct Outcome<'a> {
     pub is_whole: bool,
 }
 
+impl Outcome<'_> {
+    /// Returns the SQLSTATE and message of what went wrong.
+    fn error(&self) -> (Option<String>, Option<String>) {
+        let error = self.failure.or(self.blocked_by);
+        error.map(|failure| (failure.sqlstate(), failure.message.clone())).unzip()
+    }
+}
+
 impl Catalog {
     /// Returns how many rows per second the sweeps of a rule have removed, as far as the history tells.
     pub fn rows_per_second(&self, rule_id: i64) -> Result<Option<f64>, TtlError> {
@@ -189,10 +197,46 @@ impl Catalog {
         Ok(spi::read(sql, &args, |row| row.get(1))?.into_iter().next().flatten())
     }
 
+    /// Adds a sweep to the history. Waits for no lock.
+    pub fn record_history(&self, outcome: &Outcome<'_>) -> Result<(), TtlError> {
+        let history = format!(
+            "INSERT INTO {schema}.ttl_history_log (rule_id, schema_name, table_name, column_name, rule_name, initiator, started_at,
+                 finished_at, rows_removed, batches, blocked_rows, locked_rows, status, error, wal_bytes,
+                 partitions_removed, error_code, plan)
+             SELECT id, schema_name, table_name, column_name, rule_name, $2, $3, clock_timestamp(), $4, $5, $6, $7, $8, $9, $10, $11, $12, $13
+             FROM {schema}.ttl_index_table WHERE id = $1",
+            schema = self.schema
+        );
+        let status = match (outcome.failure, outcome.complete) {
+            (Some(_), _) => "failed",
+            (None, true) => "done",
+            (None, false) => "stopped",
+        };
+        let paths: Vec<_> = outcome.paths.iter().map(|path| path.name()).collect();
+        let plan = (!paths.is_empty()).then(|| paths.join(", "));
+        let (code, message) = outcome.error();
+        let text = code.as_ref().zip(message.as_ref()).map(|(code, message)| format!("{code}: {message}"));
+        let args = [
+            outcome.rule_id.into(),
+            outcome.initiator.name().into(),
+            outcome.started_at.into(),
+            outcome.rows.into(),
+            outcome.batches.into(),
+            outcome.blocked_rows.into(),
+            outcome.locked_rows.into(),
+            status.into(),
+            text.into(),
+            outcome.wal_bytes.into(),
+            outcome.partitions.into(),
+            code.into(),
+            plan.into(),
+        ];
+        self.with_rights(|| spi::execute(&history, &args)).map(|_| ())
+    }
+
     /// Records a sweep that did something, failed, or found more or fewer obstacles than the one before.
     pub fn record_outcome(&self, outcome: &Outcome<'_>) -> Result<(), TtlError> {
-        let error = outcome.failure.or(outcome.blocked_by);
-        let (code, message) = error.map(|failure| (failure.sqlstate(), failure.message.clone())).unzip();
+        let (code, message) = outcome.error();
         let failed = outcome.failure.is_some();
         // A failing rule waits 2, 4, 8, … seconds, up to 10 minutes.
         let update = format!(
@@ -215,31 +259,15 @@ impl Catalog {
             rest = rest("2", "consecutive_failures", "600"),
             schema = self.schema
         );
-        let history = format!(
-            "INSERT INTO {schema}.ttl_history_log (rule_id, schema_name, table_name, column_name, rule_name, initiator, started_at,
-                 finished_at, rows_removed, batches, blocked_rows, locked_rows, status, error, wal_bytes,
-                 partitions_removed, error_code, plan)
-             SELECT id, schema_name, table_name, column_name, rule_name, $2, $3, clock_timestamp(), $4, $5, $6, $7, $8, $9, $10, $11, $12, $13
-             FROM {schema}.ttl_index_table WHERE id = $1",
-            schema = self.schema
-        );
         let prune =
             format!("DELETE FROM {}.ttl_history_log WHERE finished_at < now() - $1 * interval '1 second'", self.schema);
-        let status = match (failed, outcome.complete) {
-            (true, _) => "failed",
-            (false, true) => "done",
-            (false, false) => "stopped",
-        };
-        let paths: Vec<_> = outcome.paths.iter().map(|path| path.name()).collect();
-        let plan = (!paths.is_empty()).then(|| paths.join(", "));
-        let text = code.as_ref().zip(message.as_ref()).map(|(code, message)| format!("{code}: {message}"));
         self.with_rights(|| {
             spi::execute(
                 &update,
                 &[
                     outcome.rule_id.into(),
-                    code.clone().into(),
-                    message.clone().into(),
+                    code.into(),
+                    message.into(),
                     outcome.rows.into(),
                     outcome.blocked_rows.into(),
                     outcome.locked_rows.into(),
@@ -253,24 +281,7 @@ impl Catalog {
                     outcome.adds_blocked.into(),
                 ],
             )?;
-            spi::execute(
-                &history,
-                &[
-                    outcome.rule_id.into(),
-                    outcome.initiator.name().into(),
-                    outcome.started_at.into(),
-                    outcome.rows.into(),
-                    outcome.batches.into(),
-                    outcome.blocked_rows.into(),
-                    outcome.locked_rows.into(),
-                    status.into(),
-                    text.into(),
-                    outcome.wal_bytes.into(),
-                    outcome.partitions.into(),
-                    code.into(),
-                    plan.into(),
-                ],
-            )?;
+            self.record_history(outcome)?;
             spi::execute(&prune, &[guc::history_retention().as_secs_f64().into()])?;
             Ok(())
         })

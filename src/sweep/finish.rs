@@ -35,36 +35,39 @@ impl Sweep {
         let is_idle = self.tally.rows == 0 && self.tally.partitions == 0 && (nothing_new || !complete);
         // In expiry order, every row before a blocked one was tried, even if those behind it were not.
         let has_tried_before = complete || (self.is_ordered && *end == Ok(Step::Enough));
-        if has_tried_before && (self.tally.blocked > 0 || (!left_blocked && self.rule.state.blocked.is_some())) {
-            self.scope.attempt(|| with_patience(|| self.remember_blocked(!is_idle)))?;
-        }
-        if end.is_ok() && is_idle {
-            return Ok(());
-        }
-        self.scope.attempt(|| {
-            record(
-                &self.catalog,
-                &Outcome {
-                    rule_id: self.rule.id,
-                    version: self.rule.version,
-                    initiator: self.initiator,
-                    started_at: self.started_at,
-                    rows: self.tally.rows,
-                    partitions: self.tally.partitions,
-                    batches: self.tally.batches,
-                    blocked_rows: self.tally.blocked,
-                    left_blocked,
-                    adds_blocked: left_blocked && has_tried_before,
-                    locked_rows: self.tally.locked,
-                    wal_bytes: self.tally.wal_bytes,
-                    paths: &self.tally.paths,
-                    skipped,
-                    blocked_by: self.tally.blocked_by.as_ref(),
-                    failure: end.as_ref().err(),
-                    complete,
-                    is_whole: complete || *end == Ok(Step::Enough),
-                },
-            )
+        let is_news = end.is_err() || !is_idle;
+        let outcome = Outcome {
+            rule_id: self.rule.id,
+            version: self.rule.version,
+            initiator: self.initiator,
+            started_at: self.started_at,
+            rows: self.tally.rows,
+            partitions: self.tally.partitions,
+            batches: self.tally.batches,
+            blocked_rows: self.tally.blocked,
+            left_blocked,
+            adds_blocked: left_blocked && has_tried_before,
+            locked_rows: self.tally.locked,
+            wal_bytes: self.tally.wal_bytes,
+            paths: &self.tally.paths,
+            skipped,
+            blocked_by: self.tally.blocked_by.as_ref(),
+            failure: end.as_ref().err(),
+            complete,
+            is_whole: complete || *end == Ok(Step::Enough),
+        };
+        let recorded = || {
+            if has_tried_before && (self.tally.blocked > 0 || (!left_blocked && self.rule.state.blocked.is_some())) {
+                self.scope.attempt(|| with_patience(|| self.remember_blocked(!is_idle)))?;
+            }
+            if is_news { self.scope.attempt(|| record(&self.catalog, &outcome)) } else { Ok(()) }
+        };
+        recorded().or_else(|failure| {
+            // Others may hold the rule's row. What was done belongs in the history all the same.
+            if is_news {
+                self.scope.attempt(|| self.catalog.record_history(&outcome))?;
+            }
+            Err(failure)
         })
     }
 }
@@ -82,29 +85,27 @@ pub fn record_failure(
         if initiator == Initiator::Worker && !catalog.is_free(rule_id)? {
             return Ok(());
         }
-        record(
-            catalog,
-            &Outcome {
-                rule_id,
-                version,
-                initiator,
-                started_at: clock_timestamp(),
-                rows: 0,
-                partitions: 0,
-                batches: 0,
-                blocked_rows: 0,
-                left_blocked: false,
-                adds_blocked: false,
-                locked_rows: 0,
-                wal_bytes: 0,
-                paths: &[],
-                skipped: None,
-                blocked_by: None,
-                failure: Some(failure),
-                complete: false,
-                is_whole: false,
-            },
-        )
+        let outcome = Outcome {
+            rule_id,
+            version,
+            initiator,
+            started_at: clock_timestamp(),
+            rows: 0,
+            partitions: 0,
+            batches: 0,
+            blocked_rows: 0,
+            left_blocked: false,
+            adds_blocked: false,
+            locked_rows: 0,
+            wal_bytes: 0,
+            paths: &[],
+            skipped: None,
+            blocked_by: None,
+            failure: Some(failure),
+            complete: false,
+            is_whole: false,
+        };
+        record(catalog, &outcome)
     })
 }
 

@@ -216,3 +216,20 @@ fn a_rule_that_failed_is_tried_again_in_time_and_not_with_the_next_pass() {
     db.run("CREATE OR REPLACE FUNCTION fail(regclass, jsonb) RETURNS void LANGUAGE sql AS 'SELECT'");
     db.wait_for("SELECT count(*) FROM bad", "0");
 }
+
+#[test]
+fn what_a_sweep_has_done_is_in_the_history_although_its_rule_is_locked() {
+    let server = server(&["pg_ttl_index.batch_delay=20ms"]);
+    let mut db = database(&server);
+    db.run(EXPIRED);
+    db.run("SELECT ttl_create_index('t', 'at', 60, 10)");
+    db.wait_for("SELECT count(*) < 1000 FROM t", "t");
+    let mut other = db.session("postgres");
+    other.run("BEGIN; SELECT FROM ttl_index_table FOR UPDATE");
+    let left: i64 = db.get(ROWS).parse().expect("a count");
+    assert!(left > 0, "the sweep is not over");
+    db.wait_for("SELECT initiator, status, rows_removed FROM ttl_history", &format!("worker|stopped|{}", 1000 - left));
+    other.run("COMMIT");
+    db.wait_for(ROWS, "0");
+    db.wait_for("SELECT sum(rows_removed) FROM ttl_history", "1000");
+}
