@@ -56,12 +56,21 @@ pub fn check(relid: Oid, owner: Oid, change: Change<'_>) -> Result<(), TtlError>
     }
 }
 
-/// Whether a foreign key refers to one of these columns.
-pub fn is_referenced(relid: Oid, columns: &[String]) -> Result<bool, TtlError> {
-    let sql =
-        "SELECT FROM pg_constraint k JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = ANY (k.confkey)
-               WHERE k.contype = 'f' AND k.confrelid = $1 AND a.attname = ANY ($2)";
-    Ok(!spi::read(sql, &[relid.into(), columns.to_vec().into()], |_| Ok(()))?.is_empty())
+/// Fails if one of these columns, which many rows are about to have the same value in, is part of a key: of the primary
+/// key or the replica identity, of one that a foreign key refers to, or of a unique one if that value is not null.
+/// `to_null` are those among them that become null.
+pub fn check_cleared(relid: Oid, columns: &[String], to_null: &[String]) -> Result<(), TtlError> {
+    let sql = "SELECT a.attname::text FROM pg_attribute a
+               WHERE a.attrelid = $1 AND a.attname = ANY ($2)
+                 AND (EXISTS (SELECT FROM pg_constraint k
+                              WHERE k.contype = 'f' AND k.confrelid = $1 AND a.attnum = ANY (k.confkey))
+                      OR EXISTS (SELECT FROM pg_index i
+                                 WHERE i.indrelid = $1 AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
+                                   AND (i.indisprimary OR i.indisreplident OR i.indisunique
+                                        AND (i.indnullsnotdistinct OR a.attname <> ALL ($3)))))";
+    let args = [relid.into(), columns.to_vec().into(), to_null.to_vec().into()];
+    let keys: Vec<String> = spi::query_kept(sql, &args, |row| Ok(row.get(1)?.unwrap_or_default()))?;
+    keys.into_iter().next().map_or(Ok(()), |column| Err(TtlError::ClearsKey(column)))
 }
 
 /// Whether a DELETE in a relation runs only PostgreSQL's own foreign-key actions: no trigger, rule or default.

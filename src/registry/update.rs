@@ -52,26 +52,25 @@ fn check_clear(table: &Table, subject: &Subject, names: &[String]) -> Result<Upd
     let values = Catalog::open()?.default_values(table.relid, table.owner, &attnums)?;
     let mut cleared = Vec::new();
     for (column, default) in columns.into_iter().zip(values) {
-        let is_null = default == "NULL";
+        let clear = Cleared { column: column.quoted(), default };
         if expires_by(table.relid, subject, column.attnum)? {
             return Err(TtlError::ClearsSource(column.name));
         }
         if column.generated {
             return Err(TtlError::ClearsGenerated(column.name));
         }
-        if bound::is_partition_key(table.relid, std::slice::from_ref(&column.name))?
-            || is_key(table.relid, column.attnum, is_null)?
-            || cascade::is_referenced(table.relid, std::slice::from_ref(&column.name))?
-        {
+        let itself = std::slice::from_ref(&column.name);
+        if bound::is_partition_key(table.relid, itself)? {
             return Err(TtlError::ClearsKey(column.name));
         }
-        if column.not_null && is_null {
+        cascade::check_cleared(table.relid, itself, if clear.is_null() { itself } else { &[] })?;
+        if column.not_null && clear.is_null() {
             return Err(TtlError::ClearsNotNull(column.name));
         }
-        if !is_null && !are_told_apart(table.relid, column.attnum)? {
+        if !clear.is_null() && !are_told_apart(table.relid, column.attnum)? {
             return Err(TtlError::ClearsUnequal(column.name));
         }
-        cleared.push(Cleared { column: column.quoted(), default });
+        cleared.push(clear);
     }
     let update = Update::Clear(cleared);
     check_as_owner(table, &update.outstanding())?;
@@ -96,13 +95,4 @@ fn are_told_apart(relid: Oid, attnum: i16) -> Result<bool, TtlError> {
                WHERE a.attrelid = $1 AND a.attnum = $2";
     let is_deterministic = spi::read(sql, &[relid.into(), attnum.into()], |row| row.get(1))? == [Some(true)];
     Ok(is_deterministic && access::has_order(relid, attnum))
-}
-
-/// Whether a column that many rows will have the same value in is part of a key: of the primary key or the replica
-/// identity, or of a unique one if that value is not null.
-fn is_key(relid: Oid, attnum: i16, is_null: bool) -> Result<bool, TtlError> {
-    let sql = "SELECT FROM pg_index i
-               WHERE i.indrelid = $1 AND $2 = ANY (i.indkey[0:i.indnkeyatts - 1])
-                 AND (i.indisprimary OR i.indisreplident OR i.indisunique AND (i.indnullsnotdistinct OR NOT $3))";
-    Ok(!spi::read(sql, &[relid.into(), attnum.into(), is_null.into()], |_| Ok(()))?.is_empty())
 }

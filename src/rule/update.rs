@@ -57,6 +57,12 @@ pub struct Cleared {
     pub default: String,
 }
 
+impl Cleared {
+    pub fn is_null(&self) -> bool {
+        self.default == "NULL"
+    }
+}
+
 impl Update {
     /// Returns the condition for a row that is still to be updated, in parentheses.
     pub fn outstanding(&self) -> String {

@@ -322,6 +322,28 @@ fn a_key_that_is_referenced_later_is_cleared_no_more() {
 }
 
 #[test]
+fn a_column_that_joins_a_key_later_is_cleared_no_more() {
+    for (default, key, partition) in [
+        ("NULL", "ADD PRIMARY KEY (id, code)", false),
+        ("0", "ADD PRIMARY KEY (id, code)", false),
+        ("0", "ADD UNIQUE (id, code)", false),
+        ("0", "ADD UNIQUE (id, code)", true),
+    ] {
+        let mut db = with(&format!(
+            "CREATE TABLE t (id int, at timestamptz, code int DEFAULT {default}) PARTITION BY LIST (id);
+             CREATE TABLE one PARTITION OF t FOR VALUES IN (1); INSERT INTO t VALUES (1, '2020-01-01', 7), (1, '2020-01-01', 8)"
+        ));
+        db.run("SELECT ttl_create_index('t', 'at', 0, clear_columns => '{code}')");
+        db.run(&format!("ALTER TABLE {} {key}", if partition { "one" } else { "t" }));
+        assert_eq!(db.error("SELECT ttl_runner('t')").code, "0A000", "{default}, {key}");
+        assert_eq!(db.get("SELECT sum(code) FROM t"), "15");
+    }
+    let mut db = with("CREATE TABLE t (id int, at timestamptz, code int); INSERT INTO t VALUES (1, '2020-01-01', 7)");
+    db.run("SELECT ttl_create_index('t', 'at', 0, clear_columns => '{code}'); ALTER TABLE t ADD UNIQUE (code)");
+    assert_eq!(db.get("SELECT ttl_runner('t')"), "1", "nulls are no key");
+}
+
+#[test]
 fn another_precision_or_a_change_by_hand_stops_the_rule() {
     let mut db = with(
         "CREATE TABLE t (at timestamptz, v numeric(5,2) DEFAULT 1.25, gone timestamptz); INSERT INTO t VALUES ('2020-01-01', 7)",

@@ -7,7 +7,7 @@ use crate::error::TtlError;
 use crate::pg::names::Regclass;
 use crate::pg::relation::{self, Lock, Shape};
 use crate::pg::{access, bound, simple, spi, storage};
-use crate::rule::PartitionAction;
+use crate::rule::{PartitionAction, Update};
 use crate::sweep::partition::{self, Part};
 use pgrx::pg_sys::Oid;
 use std::collections::{HashMap, VecDeque};
@@ -98,18 +98,18 @@ impl Leaf {
         self.can_undo(rule) || (rule.clears() && rule.options.delivers())
     }
 
-    /// Whether removing rows here may change other tables.
-    pub fn may_cascade(&self) -> bool {
-        self.shape.as_ref().is_some_and(Shape::has_triggers)
+    /// Whether what a batch changes has to be checked: other tables may change, too, or keys.
+    pub fn must_check_changes(&self, rule: &Rule) -> bool {
+        rule.clears() || self.shape.as_ref().is_some_and(Shape::has_triggers)
     }
 
-    /// Fails if removing rows here would run triggers of tables that have another owner. Call it with this relation
-    /// locked.
-    pub fn check_cascades(&self, rule: &Rule) -> Result<(), TtlError> {
+    /// Fails if removing rows here would run triggers of tables that have another owner, or clear columns of keys: a key
+    /// may have come after the rule. Call it with this relation locked.
+    pub fn check_changes(&self, rule: &Rule) -> Result<(), TtlError> {
         let updated = rule.options.updated_columns();
-        // A foreign key that came later would carry the default into other tables.
-        if rule.clears() && cascade::is_referenced(self.relid, &updated)? {
-            return Err(TtlError::ClearsKey(updated.join("\", \"")));
+        if let Some(Update::Clear(cleared)) = &rule.predicate.update {
+            let to_null = updated.iter().zip(cleared).filter(|(_, it)| it.is_null()).map(|(name, _)| name.clone());
+            cascade::check_cleared(self.relid, &updated, &to_null.collect::<Vec<_>>())?;
         }
         let change = if rule.updates() { Change::Update(&updated) } else { Change::Delete };
         cascade::check(self.relid, rule.owner, change)

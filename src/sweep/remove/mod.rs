@@ -184,8 +184,8 @@ impl<'a> Batch<'a> {
         let Self { rule, catalog, work, is_at_rows, part, .. } = self;
         let Work { leaf, statements, remover, scan, owners_path, .. } = &mut **work;
         let rule = *rule;
-        if leaf.may_cascade() {
-            in_sandbox(rule, || leaf.check_cascades(rule))?;
+        if leaf.must_check_changes(rule) {
+            in_sandbox(rule, || leaf.check_changes(rule))?;
         }
         if let Some(origin) = origin {
             origin::commit_under(&origin);
