@@ -5,6 +5,7 @@ use crate::pg::setting::{self, Quantity};
 use crate::pg::transaction::{self, Limits};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// Whether workers sweep at all.
@@ -62,133 +63,59 @@ static HIDE_EXPIRED: GucSetting<bool> = GucSetting::<bool>::new(true);
 
 pub fn init() {
     transaction::install(Limits { lock_timeout, batch_timeout_ms });
-    planner::define_setting(
-        c"pg_ttl_index.hide_expired",
-        c"Hides expired rows of tables whose rules say so.",
-        c"Only the owner of a table and superusers see its hidden rows when this is off.",
-        &HIDE_EXPIRED,
-    );
-    GucRegistry::define_bool_guc(
-        c"pg_ttl_index.enabled",
-        c"Lets workers remove expired rows.",
-        c"",
-        &ENABLED,
-        GucContext::Sighup,
-        GucFlags::default(),
-    );
-    GucRegistry::define_bool_guc(
-        c"pg_ttl_index.hold_after_recovery",
-        c"Switches sweeping off after a point-in-time recovery until ttl_start_worker() is called.",
-        c"",
-        &HOLD_AFTER_RECOVERY,
-        GucContext::Sighup,
-        GucFlags::default(),
-    );
-    let int = |name: &'static CStr, about: &'static CStr, setting, min, max, unit| {
-        GucRegistry::define_int_guc(name, about, c"", setting, min, max, GucContext::Sighup, unit);
+    let planned = c"Hides expired rows of tables whose rules say so.";
+    let shown = c"Only the owner of a table and superusers see its hidden rows when this is off.";
+    planner::define_setting(c"pg_ttl_index.hide_expired", planned, shown, &HIDE_EXPIRED);
+    define_switches();
+    define_numbers();
+    define_texts();
+    crate::pg::access::reserve_setting_prefix(c"pg_ttl_index");
+}
+
+fn define_switches() {
+    let switch = |name, about, setting| {
+        GucRegistry::define_bool_guc(name, about, c"", setting, GucContext::Sighup, GucFlags::default());
     };
-    int(
-        c"pg_ttl_index.naptime",
-        c"Sets how long a worker rests between two passes over its rules.",
-        &NAPTIME,
-        1,
-        7 * 24 * 3600,
-        GucFlags::UNIT_S,
-    );
-    int(
-        c"pg_ttl_index.batch_size",
-        c"Sets the usual number of rows in a batch for rules without a batch size of their own.",
-        &BATCH_SIZE,
-        1,
-        i32::MAX,
-        GucFlags::default(),
-    );
-    int(
-        c"pg_ttl_index.target_batch_time",
-        c"Sets how long a batch should take for rules without a batch size of their own.",
-        &TARGET_BATCH_TIME,
-        0,
-        60_000,
-        GucFlags::UNIT_MS,
-    );
-    int(
-        c"pg_ttl_index.batch_delay",
-        c"Sets how long a sweep rests between two batches.",
-        &BATCH_DELAY,
-        0,
-        3_600_000,
-        GucFlags::UNIT_MS,
-    );
-    int(
-        c"pg_ttl_index.max_workers",
-        c"Sets how many workers may sweep one database at the same time.",
-        &MAX_WORKERS,
-        1,
-        64,
-        GucFlags::default(),
-    );
-    int(
-        c"pg_ttl_index.max_workers_per_table",
-        c"Sets how many workers may sweep one table at the same time.",
-        &MAX_WORKERS_PER_TABLE,
-        0,
-        64,
-        GucFlags::default(),
-    );
-    int(
-        c"pg_ttl_index.lock_timeout",
-        c"Sets how long a sweep waits for a lock on a table.",
-        &LOCK_TIMEOUT,
-        1,
-        i32::MAX,
-        GucFlags::UNIT_MS,
-    );
-    int(
-        c"pg_ttl_index.batch_timeout",
-        c"Sets how long a batch of a worker may take before its rule fails.",
-        &BATCH_TIMEOUT,
-        0,
-        i32::MAX,
-        GucFlags::UNIT_MS,
-    );
-    int(
-        c"pg_ttl_index.history_retention",
-        c"Sets how long the history of a sweep is kept.",
-        &HISTORY_RETENTION,
-        0,
-        i32::MAX,
-        GucFlags::UNIT_MIN,
-    );
-    int(
-        c"pg_ttl_index.max_rows_per_second",
-        c"Sets how many rows all sweeps of the server may remove in a second.",
-        &MAX_ROWS_PER_SECOND,
-        0,
-        i32::MAX,
-        GucFlags::default(),
-    );
-    int(
-        c"pg_ttl_index.max_wal_per_second",
-        c"Sets how much write-ahead log all sweeps of the server may write in a second.",
-        &MAX_WAL_PER_SECOND,
-        0,
-        i32::MAX,
-        GucFlags::UNIT_KB,
-    );
-    setting::define_quantity(
-        c"pg_ttl_index.max_replica_lag",
-        c"Sets how far a standby or replication slot may lag before sweeps wait.",
-        c"An amount of write-ahead log or a time, with a unit; empty does not wait.",
-        &MAX_REPLICA_LAG,
-    );
-    int(
-        c"pg_ttl_index.max_clock_jump",
-        c"Sets how far the clock may jump ahead before sweeping stops.",
-        &MAX_CLOCK_JUMP,
-        0,
-        i32::MAX,
-        GucFlags::UNIT_S,
-    );
+    switch(c"pg_ttl_index.enabled", c"Lets workers remove expired rows.", &ENABLED);
+    let about = c"Switches sweeping off after a point-in-time recovery until ttl_start_worker() is called.";
+    switch(c"pg_ttl_index.hold_after_recovery", about, &HOLD_AFTER_RECOVERY);
+}
+
+/// A numeric setting: its name, what it does, where its value is, its range, and its unit.
+type Number = (&'static CStr, &'static CStr, &'static GucSetting<i32>, RangeInclusive<i32>, GucFlags);
+
+#[rustfmt::skip]
+const NUMBERS: [Number; 12] = [
+    (c"pg_ttl_index.naptime", c"Sets how long a worker rests between two passes over its rules.",
+        &NAPTIME, 1..=7 * 24 * 3600, GucFlags::UNIT_S),
+    (c"pg_ttl_index.batch_size", c"Sets the usual number of rows in a batch for rules without a batch size of their own.",
+        &BATCH_SIZE, 1..=i32::MAX, GucFlags::empty()),
+    (c"pg_ttl_index.target_batch_time", c"Sets how long a batch should take for rules without a batch size of their own.",
+        &TARGET_BATCH_TIME, 0..=60_000, GucFlags::UNIT_MS),
+    (c"pg_ttl_index.batch_delay", c"Sets how long a sweep rests between two batches.",
+        &BATCH_DELAY, 0..=3_600_000, GucFlags::UNIT_MS),
+    (c"pg_ttl_index.max_workers", c"Sets how many workers may sweep one database at the same time.",
+        &MAX_WORKERS, 1..=64, GucFlags::empty()),
+    (c"pg_ttl_index.max_workers_per_table", c"Sets how many workers may sweep one table at the same time.",
+        &MAX_WORKERS_PER_TABLE, 0..=64, GucFlags::empty()),
+    (c"pg_ttl_index.lock_timeout", c"Sets how long a sweep waits for a lock on a table.",
+        &LOCK_TIMEOUT, 1..=i32::MAX, GucFlags::UNIT_MS),
+    (c"pg_ttl_index.batch_timeout", c"Sets how long a batch of a worker may take before its rule fails.",
+        &BATCH_TIMEOUT, 0..=i32::MAX, GucFlags::UNIT_MS),
+    (c"pg_ttl_index.history_retention", c"Sets how long the history of a sweep is kept.",
+        &HISTORY_RETENTION, 0..=i32::MAX, GucFlags::UNIT_MIN),
+    (c"pg_ttl_index.max_rows_per_second", c"Sets how many rows all sweeps of the server may remove in a second.",
+        &MAX_ROWS_PER_SECOND, 0..=i32::MAX, GucFlags::empty()),
+    (c"pg_ttl_index.max_wal_per_second", c"Sets how much write-ahead log all sweeps of the server may write in a second.",
+        &MAX_WAL_PER_SECOND, 0..=i32::MAX, GucFlags::UNIT_KB),
+    (c"pg_ttl_index.max_clock_jump", c"Sets how far the clock may jump ahead before sweeping stops.",
+        &MAX_CLOCK_JUMP, 0..=i32::MAX, GucFlags::UNIT_S),
+];
+
+fn define_numbers() {
+    for (name, about, setting, range, unit) in NUMBERS {
+        GucRegistry::define_int_guc(name, about, c"", setting, *range.start(), *range.end(), GucContext::Sighup, unit);
+    }
     GucRegistry::define_float_guc(
         c"pg_ttl_index.max_share_per_run",
         c"Sets what share of its table a rule may take at once before it is held.",
@@ -198,6 +125,15 @@ pub fn init() {
         1.0,
         GucContext::Sighup,
         GucFlags::default(),
+    );
+}
+
+fn define_texts() {
+    setting::define_quantity(
+        c"pg_ttl_index.max_replica_lag",
+        c"Sets how far a standby or replication slot may lag before sweeps wait.",
+        c"An amount of write-ahead log or a time, with a unit; empty does not wait.",
+        &MAX_REPLICA_LAG,
     );
     setting::define_origin(
         c"pg_ttl_index.replication_origin",
@@ -213,7 +149,6 @@ pub fn init() {
         GucContext::Suset,
         GucFlags::default(),
     );
-    crate::pg::access::reserve_setting_prefix(c"pg_ttl_index");
 }
 
 pub fn enabled() -> bool {

@@ -189,8 +189,10 @@ impl Room {
     }
 
     fn remove(&self, constraint: &Constraint, existing: &Existing) -> Result<Outcome, TtlError> {
-        let refused =
-            || TtlError::HiddenKey { constraint: constraint.name.clone(), is_exclusion: constraint.is_exclusion };
+        let refused = || {
+            let kind = if constraint.is_exclusion { TtlError::HiddenExclusion } else { TtlError::HiddenKey };
+            kind(constraint.name.clone())
+        };
         // A clock that is wrong must not cost a row.
         if Catalog::open()?.is_clock_in_doubt()? {
             return Err(refused());
