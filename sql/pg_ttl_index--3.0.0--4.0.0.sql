@@ -209,15 +209,16 @@ RETURN CASE WHEN names IS NOT NULL THEN (
     LEFT JOIN pg_attribute a ON a.attrelid = table_relid AND a.attname = named.name AND NOT a.attisdropped
 ) END;
 
--- The defaults of columns with these numbers, NULL for a column without one. The type in the comment tells a default from
--- the same one of another precision.
+-- The defaults of columns with these numbers, NULL for a column without one. Type and collation in the comment tell a
+-- default from the same one that is compared otherwise.
 CREATE FUNCTION ttl_defaults(table_relid oid, attnums smallint[]) RETURNS text[]
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off SET TimeZone = 'UTC'
     SET DateStyle = 'ISO, YMD' SET IntervalStyle = 'postgres_verbose' SET extra_float_digits = 1 SET bytea_output = 'hex'
     SET lc_monetary = 'C'
 RETURN CASE WHEN attnums IS NOT NULL THEN (
     SELECT array_agg(coalesce(pg_get_expr(d.adbin, d.adrelid), pg_get_expr(y.typdefaultbin, 0))
-                     || format(' /* %s */', format_type(a.atttypid, a.atttypmod)) ORDER BY numbered.position)
+                     || format(' /* %s %s */', format_type(a.atttypid, a.atttypmod), a.attcollation::regcollation)
+                     ORDER BY numbered.position)
     FROM unnest(attnums) WITH ORDINALITY AS numbered (attnum, position)
     LEFT JOIN pg_attribute a ON a.attrelid = table_relid AND a.attnum = numbered.attnum AND a.attgenerated = ''
     LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
@@ -1000,7 +1001,7 @@ BEGIN ATOMIC
                 ELSE 'hard_delete'
            END,
            CASE WHEN NOT t.active THEN 'paused'
-                WHEN t.held_share IS NOT NULL THEN 'held'
+                WHEN resting.hold LIKE 'max_share_per_run:%' THEN 'held'
                 WHEN resting.hold IS NOT NULL THEN 'restoring'
                 WHEN t.last_error_code IS NOT NULL AND (t.blocked_rows = 0 OR t.consecutive_failures > 0) THEN 'error'
                 WHEN rule.index_error IS NOT NULL OR index.state = 'missing' THEN 'error'

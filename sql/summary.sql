@@ -60,7 +60,7 @@ BEGIN ATOMIC
                 ELSE 'hard_delete'
            END,
            CASE WHEN NOT t.active THEN 'paused'
-                WHEN t.held_share IS NOT NULL THEN 'held'
+                WHEN resting.hold LIKE 'max_share_per_run:%' THEN 'held'
                 WHEN resting.hold IS NOT NULL THEN 'restoring'
                 WHEN t.last_error_code IS NOT NULL AND (t.blocked_rows = 0 OR t.consecutive_failures > 0) THEN 'error'
                 WHEN rule.index_error IS NOT NULL OR index.state = 'missing' THEN 'error'

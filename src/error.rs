@@ -113,8 +113,8 @@ errors! {
     ClearsNotNull(String): ERRCODE_INVALID_PARAMETER_VALUE,
         "column \"{0}\" cannot be cleared because it must not be null and has no default",
         "Give it a default.";
-    ClearsKey(String): ERRCODE_FEATURE_NOT_SUPPORTED,
-        "column \"{0}\" cannot be cleared because it is part of a key",
+    ClearsKey { column: String, table: String }: ERRCODE_FEATURE_NOT_SUPPORTED,
+        "column \"{column}\" cannot be cleared because it, or a column generated from it, is part of a key of table {table}",
         "Columns of primary keys, partition keys and keys that are referenced stay; those of other unique keys can be cleared to null.";
     ClearsUnequal(String): ERRCODE_FEATURE_NOT_SUPPORTED,
         "column \"{0}\" cannot be cleared because its values cannot all be told from its default",

@@ -3,6 +3,7 @@
 use super::binding::Binding;
 use super::{Catalog, Definition};
 use crate::error::TtlError;
+use crate::guc;
 use crate::pg::transaction::subtransaction;
 use crate::pg::{memo, process, shmem, spi};
 use pgrx::heap_tuple::PgHeapTuple;
@@ -248,13 +249,14 @@ impl Catalog {
     ///
     /// A restored rule must not run before the objects that protect rows exist: triggers and foreign keys come last in
     /// a restore, maybe in another session. While a subscription copies a table, rows that reference it may be missing.
-    /// A rule that would take too much of its table waits until somebody agrees.
+    /// A rule that would take too much of its table waits until somebody agrees, or the setting allows it.
     pub(super) fn hold(&self) -> String {
         const COPIED: &str = "SELECT FROM pg_subscription_rel s WHERE s.srsubstate <> 'r' AND s.srrelid IN (
                  WITH RECURSIVE tree (relid) AS (
                      SELECT b.relid UNION SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.relid)
                  SELECT relid FROM tree
                  UNION ALL SELECT k.conrelid FROM tree JOIN pg_constraint k ON k.confrelid = tree.relid AND k.contype = 'f')";
+        let takes_too_much = guc::max_share_per_run().map_or("false".into(), |most| format!("t.held_share > {most}"));
         format!(
             "CASE WHEN b.held_by IS NOT NULL AND b.guards_found < t.guards
                   THEN format('restore: %s of %s triggers and rules are there', b.guards_found, t.guards)
@@ -269,7 +271,7 @@ impl Catalog {
                   THEN 'restore: under way'
                   WHEN (SELECT EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate <> 'r')) AND EXISTS ({COPIED})
                   THEN 'subscription: initial copy'
-                  WHEN t.held_share IS NOT NULL
+                  WHEN {takes_too_much}
                   THEN format('max_share_per_run: would take %s %% of the table', round((100 * t.held_share)::numeric, 1))
              END"
         )

@@ -78,6 +78,8 @@ pub struct State {
     pub last_error: Option<String>,
     /// The largest share of its table that the rule may take at once by somebody's word.
     pub largest_share: f64,
+    /// Whether the rule was held because it would take more.
+    pub was_held: bool,
     /// Why the rule is on hold although active: something it needs has not been restored or copied yet.
     pub hold: Option<String>,
     /// Whether the rule was written other than by registering it, and has not been released since.
@@ -219,7 +221,8 @@ impl Catalog {
                                  'rests', t.blocked_retry_at > now() AND t.consecutive_failures = 0,
                                  'up_to', s.blocked_up_to, 'under', s.blocked_under) END,
                         'last_error', t.last_error_code || ': ' || s.last_error,
-                        'largest_share', t.largest_share, 'hold', {hold}, 'was_restored', b.held_by IS NOT NULL),
+                        'largest_share', t.largest_share, 'was_held', t.held_share IS NOT NULL,
+                        'hold', {hold}, 'was_restored', b.held_by IS NOT NULL),
                     {columns}
              FROM {schema}.ttl_index_table t
              JOIN {schema}.ttl_binding b ON b.rule_id = t.id

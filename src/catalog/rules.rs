@@ -241,8 +241,8 @@ impl Catalog {
         Ok(self.with_rights(|| spi::execute(&sql, &args))? > 0)
     }
 
-    /// Holds a rule that would take this share of its table.
-    pub fn hold_share(&self, rule: &Rule, share: f64) -> Result<(), TtlError> {
+    /// Holds a rule that would take this share of its table, or no longer holds it.
+    pub fn hold_share(&self, rule: &Rule, share: Option<f64>) -> Result<(), TtlError> {
         let sql = format!("UPDATE {}.ttl_index_table SET held_share = $3 WHERE id = $1 AND version = $2", self.schema);
         self.with_rights(|| spi::execute(&sql, &[rule.id.into(), rule.version.into(), share.into()]))?;
         self.forget_rule(rule.id)

@@ -53,15 +53,16 @@ fn check_clear(table: &Table, subject: &Subject, names: &[String]) -> Result<Upd
     let mut cleared = Vec::new();
     for (column, default) in columns.into_iter().zip(values) {
         let clear = Cleared { column: column.quoted(), default };
-        if expires_by(table.relid, subject, column.attnum)? {
+        let itself = std::slice::from_ref(&column.name);
+        let changed = cascade::changed_columns(table.relid, itself)?;
+        if subject.attnum.iter().chain(&subject.uses).any(|attnum| changed.contains(attnum)) {
             return Err(TtlError::ClearsSource(column.name));
         }
         if column.generated {
             return Err(TtlError::ClearsGenerated(column.name));
         }
-        let itself = std::slice::from_ref(&column.name);
         if bound::is_partition_key(table.relid, itself)? {
-            return Err(TtlError::ClearsKey(column.name));
+            return Err(TtlError::ClearsKey { column: column.name, table: table.qualified_name() });
         }
         cascade::check_cleared(table.relid, itself, if clear.is_null() { itself } else { &[] })?;
         if column.not_null && clear.is_null() {
@@ -75,18 +76,6 @@ fn check_clear(table: &Table, subject: &Subject, names: &[String]) -> Result<Upd
     let update = Update::Clear(cleared);
     check_as_owner(table, &update.outstanding())?;
     Ok(update)
-}
-
-/// Whether rows expire by a column, be it through another that is generated from it.
-fn expires_by(relid: Oid, subject: &Subject, attnum: i16) -> Result<bool, TtlError> {
-    let source: Vec<i16> = subject.attnum.into_iter().chain(subject.uses.iter().copied()).collect();
-    let sql = "SELECT FROM pg_depend d
-               WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = $1 AND d.refobjsubid = $2
-                 AND (d.classid = 'pg_class'::regclass AND d.objid = $1 AND d.objsubid = ANY ($3)
-                      OR d.classid = 'pg_attrdef'::regclass AND d.objid IN (
-                          SELECT oid FROM pg_attrdef WHERE adrelid = $1 AND adnum = ANY ($3)))";
-    let args = [relid.into(), i32::from(attnum).into(), source.clone().into()];
-    Ok(source.contains(&attnum) || !spi::read(sql, &args, |_| Ok(()))?.is_empty())
 }
 
 /// Whether values of a column that are equal are the same: its type has an order, and its collation is deterministic.

@@ -12,10 +12,10 @@ impl Sweep {
     /// Asks before the first removal whether the sweep may take the rows that it is about to take. Returns the step that
     /// ends it if not.
     pub(super) fn admit(&mut self) -> Result<Option<Step>, Failure> {
-        let Some(most) = guc::max_share_per_run().filter(|_| !self.is_admitted && !self.is_share) else {
+        if self.is_admitted || self.is_share {
             return Ok(None);
-        };
-        let most = most.max(self.rule.state.largest_share * SLACK);
+        }
+        let most = guc::max_share_per_run().map_or(1.0, |most| most.max(self.rule.state.largest_share * SLACK));
         if most < 1.0 {
             // Counting takes time, and runs filters.
             if self.is_aloof {
@@ -24,7 +24,7 @@ impl Sweep {
             let (catalog, rule) = (&self.catalog, &self.rule);
             let share = self.scope.attempt(|| share::of(rule))?;
             if share > most {
-                self.scope.attempt(|| catalog.hold_share(rule, share))?;
+                self.scope.attempt(|| catalog.hold_share(rule, Some(share)))?;
                 if self.scope == Scope::Transaction {
                     pgrx::warning!(
                         "TTL rule on {rule} is held: it would take {:.1} % of the table, see pg_ttl_index.max_share_per_run",
@@ -33,6 +33,11 @@ impl Sweep {
                 }
                 return Ok(Some(Step::Held));
             }
+        }
+        // The setting allows it by now.
+        if self.rule.state.was_held {
+            let (catalog, rule) = (&self.catalog, &self.rule);
+            self.scope.attempt(|| catalog.hold_share(rule, None))?;
         }
         self.is_admitted = true;
         Ok(None)

@@ -138,3 +138,23 @@ fn few_rows_in_many_blocks_and_rows_that_cannot_be_judged_are_counted_too() {
     assert_eq!(db.get("SELECT ttl_runner('u'), count(*) FROM u"), "10|101");
     assert_eq!(db.get("SELECT blocked_rows FROM ttl_summary WHERE table_name = 'u'"), "1");
 }
+
+#[test]
+fn a_higher_limit_or_none_lets_a_held_rule_go_on() {
+    for setting in ["0.95", "0"] {
+        let server = server(&[]);
+        server.configure("pg_ttl_index.max_share_per_run", "0.5");
+        let mut db = database(&server);
+        table(&mut db, "t", 900);
+        db.run("SELECT ttl_create_index('t', 'at', 60)");
+        db.wait_for("SELECT state FROM ttl_summary", "held");
+        server.configure("pg_ttl_index.max_share_per_run", setting);
+        db.wait_for("SELECT count(*) FROM t", "100");
+        db.wait_for("SELECT state, hold FROM ttl_summary", "active|");
+        // What was held is not held again when the limit comes back.
+        server.configure("pg_ttl_index.max_share_per_run", "0.5");
+        db.run("INSERT INTO t SELECT i, '2020-01-01' FROM generate_series(1, 20) i");
+        db.wait_for("SELECT count(*) FROM t", "100");
+        assert_eq!(db.get("SELECT state, hold FROM ttl_summary"), "active|");
+    }
+}

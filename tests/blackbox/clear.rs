@@ -368,3 +368,40 @@ fn another_precision_or_a_change_by_hand_stops_the_rule() {
     assert_eq!(db.error("SELECT ttl_runner('t')").code, "42703");
     assert_eq!(db.get("SELECT count(*), sum(v) FROM t"), "1|7.0");
 }
+
+#[test]
+fn what_is_generated_from_a_cleared_column_stays_out_of_keys_too() {
+    let table = "CREATE TABLE t (id int, at timestamptz, email text DEFAULT 'none', folded text GENERATED ALWAYS AS (lower(email)) STORED)";
+    let insert = "INSERT INTO t (id, at, email) VALUES (1, '2020-01-01', 'A'), (2, '2020-01-01', 'B')";
+    let clear = "SELECT ttl_create_index('t', 'at', 0, clear_columns => '{email}')";
+    for key in ["PRIMARY KEY (folded)", "PRIMARY KEY (id, folded)"] {
+        let mut db = with(&format!("{table}; {insert}; ALTER TABLE t ADD {key}"));
+        let error = db.error(clear);
+        assert_eq!(error.code, "0A000", "{key}");
+        assert!(
+            error.message.contains("\"email\"") && error.message.contains("key of table public.t"),
+            "{}",
+            error.message
+        );
+        let mut db = with(&format!("{table}; {insert}"));
+        db.run(&format!("{clear}; ALTER TABLE t ADD {key}"));
+        assert_eq!(db.error("SELECT ttl_runner('t')").code, "0A000", "{key}");
+        assert_eq!(db.get("SELECT string_agg(email, '' ORDER BY id) FROM t"), "AB");
+    }
+    let mut db = with(&format!(
+        "{table}; {insert}; ALTER TABLE t ADD UNIQUE (folded);
+         CREATE TABLE child (folded text REFERENCES t (folded) ON UPDATE NO ACTION)"
+    ));
+    assert_eq!(db.error(clear).code, "0A000");
+}
+
+#[test]
+fn another_collation_stops_the_rule() {
+    let mut db = with("CREATE TABLE t (at timestamptz, v text DEFAULT 'x'); INSERT INTO t VALUES ('2020-01-01', 'X')");
+    db.run("CREATE COLLATION folded (provider = icu, locale = 'und-u-ks-level2', deterministic = false)");
+    db.run("SELECT ttl_create_index('t', 'at', 60, clear_columns => '{v}', index_method => 'none')");
+    db.run("ALTER TABLE t ALTER v TYPE text COLLATE folded");
+    assert_eq!(db.error("SELECT ttl_runner('t')").code, "55000");
+    assert_eq!(db.error("SELECT ttl_alter_index('t', 'at')").code, "0A000");
+    assert_eq!(db.get("SELECT v COLLATE \"C\" FROM t"), "X");
+}

@@ -233,3 +233,39 @@ fn a_part_that_has_another_name_by_now_is_not_mistaken_for_the_table_that_has_it
     db.run("CALL ttl_sweep('t')");
     assert_eq!(db.get("SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM t2)"), "0|1");
 }
+
+#[test]
+fn a_row_that_moves_to_another_partition_while_it_is_locked_does_not_fail_the_sweep() {
+    let mut db = Database::new();
+    db.run("SELECT ttl_stop_worker()");
+    // Rows are locked before they are removed, because a trigger watches.
+    db.run(
+        "CREATE TABLE t (id int, at timestamptz, part int) PARTITION BY LIST (part);
+         CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1); CREATE TABLE t2 PARTITION OF t FOR VALUES IN (2);
+         CREATE FUNCTION watch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END';
+         CREATE TRIGGER watch BEFORE DELETE ON t1 FOR EACH ROW EXECUTE FUNCTION watch();
+         INSERT INTO t SELECT i, now() - interval '1 day', 1 FROM generate_series(1, 3000) i;
+         SELECT ttl_create_index('t', 'at', interval '1 hour', 300, index_method => 'none')",
+    );
+    let mut session = db.session("postgres");
+    let mover = std::thread::spawn(move || {
+        // Back and forth, alive in the end.
+        for id in (1..=3000).rev() {
+            session.run(&format!("UPDATE t SET part = 2 WHERE id = {id} AND id % 3 = 0"));
+            session.run(&format!("UPDATE t SET at = now(), part = 1 WHERE id = {id} AND id % 3 = 0"));
+        }
+    });
+    while !mover.is_finished() {
+        db.run("CALL ttl_sweep('t')");
+        assert_eq!(db.get("SELECT coalesce(max(error), '') FROM ttl_history"), "");
+    }
+    mover.join().expect("no update failed");
+    db.run("CALL ttl_sweep('t')");
+    assert_eq!(
+        db.get(
+            "SELECT count(*) FILTER (WHERE at < now() - interval '1 hour'), count(*) FILTER (WHERE id % 3 <> 0) FROM t"
+        ),
+        "0|0"
+    );
+    assert_eq!(db.get("SELECT state, last_error FROM ttl_summary"), "active|");
+}

@@ -85,6 +85,39 @@ fn a_soft_delete_fires_no_triggers_of_others() {
 }
 
 #[test]
+fn a_key_that_a_soft_delete_changes_indirectly_fires_no_triggers_of_others() {
+    let (mut db, stranger) = with_trap("");
+    let owner = db.role("owner");
+    for (table, key) in [
+        // A column that is generated from the mark, and one that a trigger sets.
+        ("code int GENERATED ALWAYS AS (CASE WHEN gone THEN -id ELSE id END) STORED UNIQUE", "code"),
+        ("code int UNIQUE", "code"),
+    ] {
+        db.session(&owner).run(&format!(
+            "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, gone boolean NOT NULL DEFAULT false, {table});
+             INSERT INTO t (id, at) VALUES (1, '2020-01-01'); GRANT REFERENCES ON t TO {stranger}"
+        ));
+        if !table.contains("GENERATED") {
+            db.session(&owner).run(
+                "UPDATE t SET code = 1;
+                 CREATE FUNCTION rename() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.code := -NEW.id; RETURN NEW; END';
+                 CREATE TRIGGER rename BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION rename()",
+            );
+        }
+        db.session(&owner).run("SELECT ttl_create_index('t', 'at', 60, soft_delete_column => 'gone')");
+        db.session(&stranger).run(&format!(
+            "CREATE TABLE child (code int REFERENCES t ({key}) ON UPDATE CASCADE); INSERT INTO child VALUES (1);
+             CREATE TRIGGER caught AFTER UPDATE ON child FOR EACH ROW EXECUTE FUNCTION spring()"
+        ));
+        assert_eq!(db.error("SELECT ttl_runner('t')").code, "42501", "{table}");
+        assert_eq!(db.get("SELECT count(*), (SELECT count(*) FROM t WHERE gone) FROM seen"), "0|0", "{table}");
+        db.run("DROP TABLE child");
+        assert_eq!(db.get("SELECT ttl_runner('t')"), "1", "{table}");
+        db.run("DROP TABLE t");
+    }
+}
+
+#[test]
 fn rules_behind_a_cascade_fire_no_triggers_of_others_either() {
     let (mut db, stranger) =
         with_trap("CREATE TABLE t (id int PRIMARY KEY, at timestamptz); INSERT INTO t VALUES (1, '2020-01-01')");
