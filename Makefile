@@ -25,16 +25,18 @@ STEP = .ci/step
 THREADS = $(shell expr 2 \* $$(nproc))
 FEATURES = --no-default-features --features pg$(PG)
 
-.PHONY: help rust setup install schema demo bench regress pg_upgrade test fmt clippy doc pgtest blackbox deny clean
+.PHONY: help rust setup install schema demo bench regress pg_upgrade test test-all test-reliability checks fmt clippy doc pgtest blackbox deny clean
 
 help:
 	@echo 'make demo   build, start a throw-away server, and show what the extension does'
 	@echo 'make test   every check: format, lints, docs, unit tests, tests inside and against a server'
+	@echo 'make test-all  the same for each PostgreSQL that can be had, 15 to 19'
+	@echo 'make test-reliability  tries to break the promises, for some minutes'
 	@echo 'make blackbox TEST=name  the tests against real servers whose names contain this'
 	@echo 'make bench  what it all costs, beside what others do; writes docs/benchmarks.md'
 	@echo 'make regress  the regression tests of PostgreSQL itself, with the library and without'
 	@echo 'make pg_upgrade FROM=15 PG=16  pg_upgrade between majors, with rules'
-	@echo 'PG=15..18   choose the PostgreSQL version (default: the distribution)'
+	@echo 'PG=15..19   choose the PostgreSQL version (default: the distribution)'
 
 rust:
 	@$(STEP) 'find Rust' .ci/rust
@@ -58,6 +60,11 @@ bench: setup
 	@$(STEP) 'set up pg_cron and pg_partman' .ci/peers
 	@$(STEP) 'build the benchmark' cargo build --release --package pg_ttl_index_tests --bin bench
 	@"$(CARGO_TARGET_DIR)/release/bench"
+
+# SEED=… replays a run; MINUTES=… is how long processes are killed; PART=… runs one part.
+test-reliability: install
+	@$(STEP) 'build the trials' cargo build --package pg_ttl_index_tests --bin reliability
+	@"$(CARGO_TARGET_DIR)/debug/reliability" $(PART)
 
 regress: install
 	@$(STEP) 'fetch the regression tests of PostgreSQL' .ci/source
@@ -85,8 +92,21 @@ pg_upgrade: export FROM_HOME = $(CACHE)/pg$(FROM)
 pg_upgrade: install
 	@$(STEP) 'upgrade a server from PostgreSQL $(FROM) to $(PG)' cargo test --package pg_ttl_index_tests pg_upgrade -- --ignored
 
-test: fmt clippy doc pgtest blackbox
+# Where PostgreSQL $(PG) can be had: here, or in a clean system of another suite of Debian.
+PLACE = $(if $(PG_CONFIG),here,$(shell .ci/place $(PG)))
+
+test:
+	@case $(PLACE) in \
+	    here | wheel) $(MAKE) --no-print-directory checks ;; \
+	    nowhere) echo 'PostgreSQL $(PG) cannot be had here'; exit 1 ;; \
+	    *) .ci/elsewhere $(PLACE) make checks ;; \
+	esac
+
+checks: fmt clippy doc pgtest blackbox
 	@.ci/count
+
+test-all:
+	@.ci/all
 
 # Needs cargo-deny: cargo install --locked cargo-deny
 deny:

@@ -118,7 +118,7 @@ CREATE TABLE ttl_binding (
     rule_name          text,
     expression_attnums smallint[],
     soft_delete_attnum smallint,
-    -- The columns that are cleared, their defaults as PostgreSQL prints them, and the values of those, as constants.
+    -- The columns that are cleared, what tells their defaults from others, and the values of those, as constants.
     clear_attnums      smallint[],
     clear_defaults     text[],
     clear_values       text[],
@@ -196,15 +196,25 @@ RETURN CASE WHEN names IS NOT NULL THEN (
     LEFT JOIN pg_attribute a ON a.attrelid = table_relid AND a.attname = named.name AND NOT a.attisdropped
 ) END;
 
--- The defaults of columns with these numbers, NULL for a column without one. Type and collation in the comment tell a
--- default from the same one that is compared otherwise.
+-- The defaults of columns with these numbers, as PostgreSQL prints them; NULL for a column without one.
 CREATE FUNCTION ttl_defaults(table_relid oid, attnums smallint[]) RETURNS text[]
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off SET TimeZone = 'UTC'
     SET DateStyle = 'ISO, YMD' SET IntervalStyle = 'postgres_verbose' SET extra_float_digits = 1 SET bytea_output = 'hex'
     SET lc_monetary = 'C'
 RETURN CASE WHEN attnums IS NOT NULL THEN (
-    SELECT array_agg(coalesce(pg_get_expr(d.adbin, d.adrelid), pg_get_expr(y.typdefaultbin, 0))
-                     || format(' /* %s %s */', format_type(a.atttypid, a.atttypmod), a.attcollation::regcollation)
+    SELECT array_agg(coalesce(pg_get_expr(d.adbin, d.adrelid), pg_get_expr(y.typdefaultbin, 0)) ORDER BY numbered.position)
+    FROM unnest(attnums) WITH ORDINALITY AS numbered (attnum, position)
+    LEFT JOIN pg_attribute a ON a.attrelid = table_relid AND a.attnum = numbered.attnum AND a.attgenerated = ''
+    LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    LEFT JOIN pg_type y ON y.oid = a.atttypid
+) END;
+
+-- The same defaults, and the types and collations by which values are compared with them, without names, which may change.
+CREATE FUNCTION ttl_default_marks(table_relid oid, attnums smallint[]) RETURNS text[]
+    STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
+RETURN CASE WHEN attnums IS NOT NULL THEN (
+    SELECT array_agg(concat_ws(' ', a.atttypid, a.atttypmod, a.attcollation,
+                               regexp_replace(coalesce(d.adbin, y.typdefaultbin)::text, ':location -?[0-9]+', '', 'g'))
                      ORDER BY numbered.position)
     FROM unnest(attnums) WITH ORDINALITY AS numbered (attnum, position)
     LEFT JOIN pg_attribute a ON a.attrelid = table_relid AND a.attnum = numbered.attnum AND a.attgenerated = ''

@@ -25,8 +25,8 @@ const CHANGED: &str = "changed (given, attnum) AS (
      WHERE a.attrelid = $1 AND a.attname = ANY ($2))";
 
 /// SQL for the tables that a change of rows in `$1` changes, too: `$2` are the columns that are updated, NULL for
-/// a DELETE. A trigger before an update can change any column. Behind the first foreign key, rows may be deleted and any
-/// column may be updated.
+/// a DELETE. A trigger before an update can change any column; those of the extension leave the updates of sweeps alone.
+/// Behind the first foreign key, rows may be deleted and any column may be updated.
 fn reached() -> String {
     format!(
         "WITH RECURSIVE {CHANGED}, reached (relid) AS (
@@ -36,7 +36,10 @@ fn reached() -> String {
                         ELSE k.confupdtype IN ('c', 'n', 'd')
                              AND (EXISTS (SELECT FROM changed WHERE changed.attnum = ANY (k.confkey))
                                   OR EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = $1 AND NOT t.tgisinternal
-                                               AND t.tgenabled <> 'D' AND t.tgtype & 19 = 19)) END
+                                               AND t.tgenabled <> 'D' AND t.tgtype & 19 = 19 AND NOT EXISTS (
+                                                   SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+                                                   WHERE d.classid = 'pg_proc'::regclass AND d.objid = t.tgfoid
+                                                     AND d.deptype = 'e' AND e.extname = 'pg_ttl_index'))) END
              UNION
              SELECT k.conrelid FROM reached JOIN pg_constraint k ON k.confrelid = reached.relid
              WHERE k.contype = 'f' AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd')))"

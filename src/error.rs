@@ -139,6 +139,9 @@ errors! {
     AmbiguousRule { table: String, columns: String }: ERRCODE_AMBIGUOUS_COLUMN,
         "there are several TTL rules on table \"{table}\"",
         format!("Give column_name as one of: {columns}.");
+    ClassBySource { column: String, table: String }: ERRCODE_FEATURE_NOT_SUPPORTED,
+        "cannot set the expiry of a row of table {table} because a filter of its TTL rules uses column \"{column}\"",
+        "The row could fall under another rule and be gone at once. Give rule_name, or update the column itself.";
     AmbiguousName { table: String, column: String, names: String }: ERRCODE_AMBIGUOUS_FUNCTION,
         "there are several TTL rules on column \"{column}\" of table \"{table}\"",
         format!("Give rule_name as one of: {names}; an empty one is that of the rule without a name.");

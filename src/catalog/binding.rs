@@ -114,8 +114,9 @@ struct Unbound {
     bound_types: Vec<Oid>,
     filter: Option<String>,
     expression: Option<String>,
-    /// The defaults of the columns that it clears.
+    /// The defaults of the columns that it clears, and what tells them from others.
     clear_defaults: Option<Vec<Option<String>>>,
+    clear_marks: Option<Vec<Option<String>>>,
     clear_attnums: Vec<i16>,
 }
 
@@ -157,8 +158,8 @@ impl Catalog {
                     (SELECT array_agg(coalesce(to_regtype(name)::oid, 'unknown'::regtype::oid) ORDER BY place)
                      FROM unnest(t.column_types) WITH ORDINALITY AS named (name, place)),
                     t.filter, CASE WHEN b.attnum IS NULL THEN t.column_name END, b.types,
-                    CASE WHEN b.clear_attnums IS NOT NULL THEN {schema}.ttl_defaults(b.relid, b.clear_attnums) END,
-                    b.clear_attnums
+                    {schema}.ttl_defaults(b.relid, b.clear_attnums), b.clear_attnums,
+                    {schema}.ttl_default_marks(b.relid, b.clear_attnums)
              FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              JOIN pg_class c ON c.oid = b.relid WHERE t.id = $1",
             schema = self.schema
@@ -178,6 +179,7 @@ impl Catalog {
                     expression: row.get(6)?,
                     clear_defaults: row.get(8)?,
                     clear_attnums: row.get::<Vec<Option<i16>>>(9)?.unwrap_or_default().into_iter().flatten().collect(),
+                    clear_marks: row.get(10)?,
                 })
             })
         })?;
@@ -253,7 +255,8 @@ impl Catalog {
         };
         let sql =
             format!("UPDATE {}.ttl_binding SET clear_defaults = $2, clear_values = $3 WHERE rule_id = $1", self.schema);
-        self.with_rights(|| spi::execute(&sql, &[id.into(), defaults.clone().into(), values.into()])).map(|_| ())
+        self.with_rights(|| spi::execute(&sql, &[id.into(), rule.clear_marks.clone().into(), values.into()]))
+            .map(|_| ())
     }
 
     /// Returns the values of the defaults of columns, as constants in SQL, read as the owner of the table.

@@ -369,7 +369,8 @@ impl Catalog {
                     t.filter_columns, t.expression_columns, b.types, b.filter_tree, b.expression_tree,
                     coalesce(b.tree_version = $2, false), t.column_name, t.filter, b.called, b.functions,
                     c.relowner IS DISTINCT FROM b.owner, b.clear_attnums, t.clear_columns,
-                    b.clear_attnums IS NULL OR coalesce({schema}.ttl_defaults(b.relid, b.clear_attnums) = b.clear_defaults, false)
+                    b.clear_attnums IS NULL OR b.tree_version <> $2
+                        OR coalesce({schema}.ttl_default_marks(b.relid, b.clear_attnums) = b.clear_defaults, false)
              FROM {schema}.ttl_index_table t JOIN {schema}.ttl_binding b ON b.rule_id = t.id
              LEFT JOIN pg_class c ON c.oid = b.relid WHERE t.id = $1",
             schema = self.schema

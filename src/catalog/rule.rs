@@ -198,8 +198,8 @@ impl Catalog {
                                  SELECT jsonb_agg(jsonb_build_object('column', k.attname, 'default', b.clear_values[c.place]) ORDER BY c.place)
                                  FROM unnest(b.clear_attnums) WITH ORDINALITY AS c (attnum, place)
                                  JOIN pg_attribute k ON k.attrelid = b.relid AND k.attnum = c.attnum) END,
-                        'has_same_defaults', b.clear_attnums IS NULL
-                             OR coalesce({schema}.ttl_defaults(b.relid, b.clear_attnums) = b.clear_defaults, false),
+                        'has_same_defaults', b.clear_attnums IS NULL OR b.tree_version <> {version}
+                             OR coalesce({schema}.ttl_default_marks(b.relid, b.clear_attnums) = b.clear_defaults, false),
                         'has_children', c.relkind = 'p' OR c.relhassubclass, 'is_partitioned', c.relkind = 'p',
                         'archive', b.archive_relid::bigint,
                         'missing_archive', CASE WHEN t.archive_to IS NOT NULL AND b.archive_relid IS NULL

@@ -241,6 +241,26 @@ impl Catalog {
         Ok(self.with_rights(|| spi::execute(&sql, &args))? > 0)
     }
 
+    /// Returns the columns that other rules of a table clear.
+    pub fn cleared_by_others(&self, relid: Oid, id: Option<i64>) -> Result<Vec<String>, TtlError> {
+        let sql = format!(
+            "SELECT DISTINCT unnest(t.clear_columns) FROM {schema}.ttl_index_table t
+             JOIN {schema}.ttl_binding b ON b.rule_id = t.id WHERE b.relid = $1 AND t.id IS DISTINCT FROM $2",
+            schema = self.schema
+        );
+        self.with_rights(|| spi::read(&sql, &[relid.into(), id.into()], |row| Ok(row.get(1)?.unwrap_or_default())))
+    }
+
+    /// Returns the numbers of the columns by which rows of a table expire under its other rules.
+    pub fn sources_of_others(&self, relid: Oid, id: Option<i64>) -> Result<Vec<i16>, TtlError> {
+        let sql = format!(
+            "SELECT DISTINCT unnest(coalesce(expression_attnums, ARRAY[attnum])) FROM {}.ttl_binding
+             WHERE relid = $1 AND rule_id IS DISTINCT FROM $2",
+            self.schema
+        );
+        self.with_rights(|| spi::read(&sql, &[relid.into(), id.into()], |row| Ok(row.get(1)?.unwrap_or_default())))
+    }
+
     /// Holds a rule that would take this share of its table, or no longer holds it.
     pub fn hold_share(&self, rule: &Rule, share: Option<f64>) -> Result<(), TtlError> {
         let sql = format!("UPDATE {}.ttl_index_table SET held_share = $3 WHERE id = $1 AND version = $2", self.schema);

@@ -167,7 +167,7 @@ pub fn relation_name(relid: pg_sys::Oid) -> Option<String> {
 pub fn place_of(relid: pg_sys::Oid) -> Option<(String, pg_sys::Oid)> {
     // SAFETY: looks into the catalog caches; the tuple is valid until it is released, and the name is copied.
     unsafe {
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, pg_sys::Datum::from(relid));
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as _, pg_sys::Datum::from(relid));
         if tuple.is_null() {
             return None;
         }

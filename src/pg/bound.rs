@@ -18,11 +18,11 @@ pub struct Range {
 pub fn range_of(relid: pg_sys::Oid) -> Option<Range> {
     // SAFETY: the pg_class tuple is valid until released, and its values are copied. A bound is a PartitionBoundSpec.
     unsafe {
-        let row = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, pg_sys::Datum::from(relid));
+        let row = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as _, pg_sys::Datum::from(relid));
         if row.is_null() {
             return None;
         }
-        let (cache, attribute) = (pg_sys::SysCacheIdentifier::RELOID as i32, pg_sys::Anum_pg_class_relpartbound as i16);
+        let (cache, attribute) = (pg_sys::SysCacheIdentifier::RELOID as _, pg_sys::Anum_pg_class_relpartbound as i16);
         let mut is_null = true;
         let bound = pg_sys::SysCacheGetAttr(cache, row, attribute, &mut is_null);
         let text = if is_null { std::ptr::null_mut() } else { pg_sys::text_to_cstring(bound.cast_mut_ptr()) };

@@ -1,4 +1,6 @@
 //! Differences between PostgreSQL versions, and server functions that pgrx does not declare.
+//!
+//! `since = "18"` holds for PostgreSQL 18 and later (build.rs).
 
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::ffi::{c_char, c_int, c_void};
@@ -12,17 +14,18 @@ unsafe extern "C-unwind" {
         text: *const c_char,
         options: c_int,
         parameters: pg_sys::ParamListInfo,
+        #[cfg(since = "19")] explain: *mut pg_sys::ExplainState,
     ) -> *mut pg_sys::PlannedStmt;
     pub fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: i32);
     pub fn standard_ExecutorFinish(query: *mut pg_sys::QueryDesc);
-    #[cfg(not(feature = "pg18"))]
+    #[cfg(not(since = "18"))]
     pub fn standard_ExecutorRun(
         query: *mut pg_sys::QueryDesc,
         direction: pg_sys::ScanDirection::Type,
         count: u64,
         once: bool,
     );
-    #[cfg(feature = "pg18")]
+    #[cfg(since = "18")]
     pub fn standard_ExecutorRun(query: *mut pg_sys::QueryDesc, direction: pg_sys::ScanDirection::Type, count: u64);
     pub fn standard_ProcessUtility(
         statement: *mut pg_sys::PlannedStmt,
@@ -35,7 +38,7 @@ unsafe extern "C-unwind" {
         completion: *mut pg_sys::QueryCompletion,
     );
     /// Calls a function for the children of a plan state.
-    #[cfg_attr(not(feature = "pg15"), link_name = "planstate_tree_walker_impl")]
+    #[cfg_attr(since = "16", link_name = "planstate_tree_walker_impl")]
     pub fn planstate_tree_walker(
         state: *mut pg_sys::PlanState,
         walker: unsafe extern "C-unwind" fn(*mut pg_sys::PlanState, *mut c_void) -> bool,
@@ -55,18 +58,17 @@ unsafe extern "C-unwind" {
     pub fn has_superclass(relid: Oid) -> bool;
     /// The ancestors of a partition.
     pub fn get_partition_ancestors(relid: Oid) -> *mut pg_sys::List;
-    /// A relation and all its descendants.
-    pub fn find_all_inheritors(
-        relid: Oid,
-        lock: pg_sys::LOCKMODE,
-        parents: *mut *mut pg_sys::List,
-    ) -> *mut pg_sys::List;
+    /// The children of a relation, which must exist.
+    pub fn find_inheritance_children(relid: Oid, lock: pg_sys::LOCKMODE) -> *mut pg_sys::List;
     /// The sizes of a BRIN index.
     pub fn brinGetStats(index: pg_sys::Relation, stats: *mut BrinStats);
     pub fn enable_timeout_after(id: i32, delay_ms: i32);
     pub fn disable_timeout(id: i32, keep_indicator: bool);
     /// The SIGTERM handler: it ends the process at the next interrupt check, even inside a statement.
+    #[cfg(not(since = "19"))]
     fn die(signal: i32);
+    #[cfg(since = "19")]
+    fn die(signal: i32, info: *const pg_sys::pg_signal_info);
 }
 
 /// The sizes of a BRIN index, in blocks: of a range of the table, and of the index's own map of ranges.
@@ -97,10 +99,42 @@ pub fn time_since_boot() -> Option<std::time::Duration> {
     None
 }
 
+/// Defines a hook `planner`, which has one more argument since 19. `$before` and `$after` run around `$next`, or around
+/// PostgreSQL's own planner.
+macro_rules! planner_hook {
+    ($next:expr, $before:expr, $after:expr) => {
+        unsafe extern "C-unwind" fn planner(
+            query: *mut pg_sys::Query,
+            text: *const c_char,
+            options: c_int,
+            parameters: pg_sys::ParamListInfo,
+            #[cfg(since = "19")] explain: *mut pg_sys::ExplainState,
+        ) -> *mut pg_sys::PlannedStmt {
+            // SAFETY: called by PostgreSQL, with a query that is ours to change. No value here has a destructor.
+            unsafe {
+                let begun = $before(query, text);
+                #[cfg(not(since = "19"))]
+                let plan = match $next {
+                    Some(next) => next(query, text, options, parameters),
+                    None => compat::standard_planner(query, text, options, parameters),
+                };
+                #[cfg(since = "19")]
+                let plan = match $next {
+                    Some(next) => next(query, text, options, parameters, explain),
+                    None => compat::standard_planner(query, text, options, parameters, explain),
+                };
+                $after(begun, plan);
+                plan
+            }
+        }
+    };
+}
+pub(super) use planner_hook;
+
 /// Defines a hook `run` for ExecutorRun, which has one more argument before 18. `$before` and `$after` run around it.
 macro_rules! executor_run_hook {
     ($next:expr, $before:expr, $after:expr) => {
-        #[cfg(not(feature = "pg18"))]
+        #[cfg(not(since = "18"))]
         unsafe extern "C-unwind" fn run(
             query: *mut pg_sys::QueryDesc,
             direction: pg_sys::ScanDirection::Type,
@@ -115,7 +149,7 @@ macro_rules! executor_run_hook {
             }
         }
 
-        #[cfg(feature = "pg18")]
+        #[cfg(since = "18")]
         unsafe extern "C-unwind" fn run(
             query: *mut pg_sys::QueryDesc,
             direction: pg_sys::ScanDirection::Type,
@@ -136,22 +170,22 @@ pub(super) use executor_run_hook;
 pub fn handle_sigterm() {
     // SAFETY: `die` is a signal handler.
     unsafe {
-        #[cfg(not(feature = "pg18"))]
+        #[cfg(not(since = "18"))]
         pg_sys::pqsignal(pg_sys::SIGTERM as i32, Some(die));
-        #[cfg(feature = "pg18")]
+        #[cfg(since = "18")]
         pg_sys::pqsignal_be(pg_sys::SIGTERM as i32, Some(die));
     }
 }
 
 /// The wait event shown in `pg_stat_activity`, with our own name where the version allows it.
 pub fn wait_event() -> u32 {
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    #[cfg(since = "17")]
     {
         static EVENT: once_cell::sync::OnceCell<u32> = once_cell::sync::OnceCell::new();
         // SAFETY: registers a name, once per process.
         *EVENT.get_or_init(|| unsafe { pg_sys::WaitEventExtensionNew(c"PgTtlIndexRest".as_ptr()) })
     }
-    #[cfg(not(any(feature = "pg17", feature = "pg18")))]
+    #[cfg(not(since = "17"))]
     pg_sys::PG_WAIT_EXTENSION
 }
 
@@ -159,9 +193,9 @@ pub fn wait_event() -> u32 {
 pub fn local_transaction() -> u32 {
     // SAFETY: a process has a PGPROC entry from its start to its end.
     unsafe {
-        #[cfg(not(any(feature = "pg17", feature = "pg18")))]
+        #[cfg(not(since = "17"))]
         return (*pg_sys::MyProc).lxid;
-        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        #[cfg(since = "17")]
         return (*pg_sys::MyProc).vxid.lxid;
     }
 }
@@ -174,9 +208,9 @@ pub unsafe fn may_create_in(namespace: Oid, role: Oid) -> bool {
     let mode = pg_sys::ACL_CREATE as pg_sys::AclMode;
     // SAFETY: as promised by the caller.
     let acl = unsafe {
-        #[cfg(feature = "pg15")]
+        #[cfg(not(since = "16"))]
         let acl = pg_sys::pg_namespace_aclcheck(namespace, role, mode);
-        #[cfg(not(feature = "pg15"))]
+        #[cfg(since = "16")]
         let acl = pg_sys::object_aclcheck(pg_sys::NamespaceRelationId, namespace, role, mode);
         acl
     };
@@ -195,10 +229,19 @@ pub unsafe fn index_beginscan(
 ) -> pg_sys::IndexScanDesc {
     // SAFETY: as promised by the caller.
     unsafe {
-        #[cfg(not(feature = "pg18"))]
+        #[cfg(not(since = "18"))]
         return pg_sys::index_beginscan(relation, index, snapshot, keys, 0);
-        #[cfg(feature = "pg18")]
-        return pg_sys::index_beginscan(relation, index, snapshot, std::ptr::null_mut(), keys, 0);
+        #[cfg(since = "18")]
+        return pg_sys::index_beginscan(
+            relation,
+            index,
+            snapshot,
+            std::ptr::null_mut(),
+            keys,
+            0,
+            #[cfg(since = "19")]
+            0,
+        );
     }
 }
 
@@ -213,9 +256,9 @@ pub unsafe fn index_beginscan_bitmap(
 ) -> pg_sys::IndexScanDesc {
     // SAFETY: as promised by the caller.
     unsafe {
-        #[cfg(not(feature = "pg18"))]
+        #[cfg(not(since = "18"))]
         return pg_sys::index_beginscan_bitmap(index, snapshot, keys);
-        #[cfg(feature = "pg18")]
+        #[cfg(since = "18")]
         return pg_sys::index_beginscan_bitmap(index, snapshot, std::ptr::null_mut(), keys);
     }
 }
@@ -233,7 +276,7 @@ pub fn tbm_create(kilobytes: i32) -> *mut pg_sys::TIDBitmap {
 pub unsafe fn for_each_block(bitmap: *mut pg_sys::TIDBitmap, mut take: impl FnMut(u32)) {
     // SAFETY: as promised by the caller; a result is valid until the next.
     unsafe {
-        #[cfg(not(feature = "pg18"))]
+        #[cfg(not(since = "18"))]
         {
             let blocks = pg_sys::tbm_begin_iterate(bitmap);
             while let Some(found) = pg_sys::tbm_iterate(blocks).as_ref() {
@@ -241,7 +284,7 @@ pub unsafe fn for_each_block(bitmap: *mut pg_sys::TIDBitmap, mut take: impl FnMu
             }
             pg_sys::tbm_end_iterate(blocks);
         }
-        #[cfg(feature = "pg18")]
+        #[cfg(since = "18")]
         {
             let (blocks, mut found) = (pg_sys::tbm_begin_private_iterate(bitmap), pg_sys::TBMIterateResult::default());
             while pg_sys::tbm_private_iterate(blocks, &mut found) {
@@ -261,12 +304,14 @@ pub unsafe fn define_index(relid: Oid, statement: *mut pg_sys::IndexStmt) {
     // SAFETY: as promised by the caller.
     unsafe {
         pg_sys::DefineIndex(
+            #[cfg(since = "19")]
+            std::ptr::null_mut(),
             relid,
             statement,
             none,
             none,
             none,
-            #[cfg(not(feature = "pg15"))]
+            #[cfg(since = "16")]
             -1,
             is_alter,
             check_rights,
@@ -289,7 +334,7 @@ pub unsafe fn portal_run(portal: pg_sys::Portal, receiver: *mut pg_sys::DestRece
             portal,
             std::ffi::c_long::MAX,
             is_top_level,
-            #[cfg(not(feature = "pg18"))]
+            #[cfg(not(since = "18"))]
             true,
             receiver,
             receiver,
@@ -300,23 +345,84 @@ pub unsafe fn portal_run(portal: pg_sys::Portal, receiver: *mut pg_sys::DestRece
 
 /// Resets the page counters of a bitmap heap scan.
 pub fn forget_pages(scan: &mut pg_sys::BitmapHeapScanState) {
-    #[cfg(not(feature = "pg18"))]
+    #[cfg(not(since = "18"))]
     let pages = (&mut scan.exact_pages, &mut scan.lossy_pages);
-    #[cfg(feature = "pg18")]
+    #[cfg(since = "18")]
     let pages = (&mut scan.stats.exact_pages, &mut scan.stats.lossy_pages);
     (*pages.0, *pages.1) = (0, 0);
 }
+
+/// Deletes a row from its heap. Does not wait for another transaction that holds it.
+///
+/// # Safety
+/// The relation is a heap, open and locked for changes, and a command counter was taken for `command`.
+pub unsafe fn heap_delete(
+    relation: pg_sys::Relation,
+    mut tid: pg_sys::ItemPointerData,
+    command: pg_sys::CommandId,
+) -> pg_sys::TM_Result::Type {
+    let (mut failure, wait, nothing) = (pg_sys::TM_FailureData::default(), false, std::ptr::null_mut());
+    // SAFETY: as promised by the caller.
+    unsafe {
+        pg_sys::heap_delete(
+            relation,
+            &raw mut tid,
+            command,
+            #[cfg(since = "19")]
+            0,
+            nothing,
+            wait,
+            &mut failure,
+            #[cfg(not(since = "19"))]
+            false,
+        )
+    }
+}
+
+/// The number of a replication origin.
+pub type OriginId = u16;
+
+/// No replication origin.
+pub const NO_ORIGIN: OriginId = 0;
 
 /// Has this session use a replication origin.
 ///
 /// # Safety
 /// In a transaction, and no other origin is in use.
-pub unsafe fn replorigin_session_setup(origin: pg_sys::RepOriginId) {
+pub unsafe fn replorigin_session_setup(origin: OriginId) {
     // SAFETY: as promised by the caller.
     unsafe {
-        #[cfg(feature = "pg15")]
+        #[cfg(not(since = "16"))]
         pg_sys::replorigin_session_setup(origin);
-        #[cfg(not(feature = "pg15"))]
+        #[cfg(since = "16")]
         pg_sys::replorigin_session_setup(origin, 0);
+    }
+}
+
+/// The replication origin with which this process marks what it writes to the log.
+pub fn session_origin() -> OriginId {
+    // SAFETY: a variable of this process alone.
+    unsafe {
+        #[cfg(not(since = "19"))]
+        return pg_sys::replorigin_session_origin;
+        #[cfg(since = "19")]
+        return pg_sys::replorigin_xact_state.origin;
+    }
+}
+
+/// Marks what this process writes to the log from now on, and its commits with a time.
+pub fn set_session_origin(origin: OriginId, time: pg_sys::TimestampTz) {
+    // SAFETY: variables of this process alone.
+    unsafe {
+        #[cfg(not(since = "19"))]
+        {
+            pg_sys::replorigin_session_origin = origin;
+            pg_sys::replorigin_session_origin_timestamp = time;
+        }
+        #[cfg(since = "19")]
+        {
+            pg_sys::replorigin_xact_state.origin = origin;
+            pg_sys::replorigin_xact_state.origin_timestamp = time;
+        }
     }
 }

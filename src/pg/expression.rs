@@ -79,7 +79,7 @@ unsafe fn checked(relation: &Relation, node: *mut pg_sys::Node, purpose: Purpose
 /// type of PostgreSQL's own, and calls nothing of users. `text` is the default as PostgreSQL prints it, which leaves out
 /// casts to the column's type.
 pub fn constant(relid: pg_sys::Oid, attnum: i16, text: &str) -> Result<String, TtlError> {
-    let varies = || TtlError::DefaultVaries(text.split(" /* ").next().unwrap_or_default().to_owned());
+    let varies = || TtlError::DefaultVaries(text.to_owned());
     let relation = Relation::open(relid);
     let type_name = access::base_type_name(relid, attnum).ok_or(TtlError::Mismatch)?;
     let node = analyze(&relation, &format!("CAST(({text}) AS {type_name})"), Purpose::Value)?;

@@ -121,7 +121,7 @@ unsafe fn has_varying_zone(node: *mut pg_sys::Node) -> bool {
 unsafe extern "C-unwind" fn function_may_harm(function: pg_sys::Oid, state: *mut c_void) -> bool {
     // SAFETY: the tuple is valid until it is released; the state is the `Whose` of `is_harmless`.
     unsafe {
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::PROCOID as i32, pg_sys::Datum::from(function));
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::PROCOID as _, pg_sys::Datum::from(function));
         if tuple.is_null() {
             return true;
         }

@@ -2,6 +2,7 @@
 //!
 //! Both are restored when the work ends or, if it fails, by the abort of the (sub)transaction.
 
+use super::access;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString};
@@ -90,6 +91,13 @@ pub fn with_standard_syntax<R>(work: impl FnOnce() -> R) -> R {
 /// Like [`with_standard_syntax`], but with a search path in which no user can have created anything.
 pub fn with_pinned_names<R>(work: impl FnOnce() -> R) -> R {
     with_settings(&[PINNED_SEARCH_PATH], || with_standard_syntax(work))
+}
+
+/// Runs `work`, whose statements call user code under the search path of the session, but are parsed and planned under one
+/// in which no user can have created anything.
+pub fn with_callers_path<R>(work: impl FnOnce() -> R) -> R {
+    let path = access::search_path();
+    with_settings(&[PINNED_SEARCH_PATH], || with_users_path(&path, work))
 }
 
 /// Runs `work` so that values are read and printed in the same way in every session.

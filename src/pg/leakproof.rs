@@ -158,7 +158,7 @@ unsafe fn is_comparison(operator: Oid) -> bool {
             return false;
         }
         let (key, none) = (pg_sys::Datum::from(operator), pg_sys::Datum::null());
-        let families = pg_sys::SearchSysCacheList(pg_sys::SysCacheIdentifier::AMOPOPID as i32, 1, key, none, none);
+        let families = pg_sys::SearchSysCacheList(pg_sys::SysCacheIdentifier::AMOPOPID as _, 1, key, none, none);
         let members = (*families).members.as_slice((*families).n_members as usize);
         let compares = members.iter().any(|member| {
             let tuple = &raw mut (**member).tuple;

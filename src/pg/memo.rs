@@ -88,7 +88,7 @@ impl<K: Eq + Hash + Clone, V> Memo<K, V> {
 pub fn forget(relid: Oid) {
     // SAFETY: registers an invalidation message; does nothing if the relation is gone.
     unsafe {
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, pg_sys::Datum::from(relid));
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as _, pg_sys::Datum::from(relid));
         if !tuple.is_null() {
             pg_sys::CacheInvalidateRelcacheByTuple(tuple);
             pg_sys::ReleaseSysCache(tuple);

@@ -3,20 +3,20 @@
 //! PostgreSQL lets one process at a time use an origin. A transaction takes it for its commit alone, which is what a
 //! stream goes by, so that code of users never runs while others wait for it.
 
+use super::compat::{self, NO_ORIGIN, OriginId, session_origin, set_session_origin};
+use super::identity;
 use super::transaction::Failure;
-use super::{compat, identity};
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::{self, InvalidOid, Oid, RepOriginId};
+use pgrx::pg_sys::{self, InvalidOid, Oid};
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString};
 
-const NONE: RepOriginId = pg_sys::InvalidRepOriginId as RepOriginId;
 const LOCK: pg_sys::LOCKMODE = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
 
 /// The origin under which a transaction is to be committed.
 #[derive(Clone)]
 pub struct Wanted {
-    id: RepOriginId,
+    id: OriginId,
     name: CString,
 }
 
@@ -35,7 +35,7 @@ pub fn is_free_name(name: &CStr) -> bool {
     !is_reserved && name.len() < 512
 }
 
-fn find(name: &CStr) -> RepOriginId {
+fn find(name: &CStr) -> OriginId {
     // SAFETY: in a transaction.
     unsafe { pg_sys::replorigin_by_name(name.as_ptr(), true) }
 }
@@ -45,12 +45,12 @@ fn find(name: &CStr) -> RepOriginId {
 pub fn make(name: &CStr) {
     // SAFETY: in a transaction; the name is looked up again once no other process can make the origin.
     unsafe {
-        if pg_sys::replorigin_session_origin == NONE && find(name) == NONE {
+        if session_origin() == NO_ORIGIN && find(name) == NO_ORIGIN {
             if pg_sys::synchronous_commit > LOCAL {
                 identity::set_for_transaction((c"synchronous_commit", c"local"));
             }
             pg_sys::LockSharedObject(pg_sys::ReplicationOriginRelationId, InvalidOid, 0, LOCK);
-            if find(name) == NONE {
+            if find(name) == NO_ORIGIN {
                 pg_sys::replorigin_create(name.as_ptr());
             }
         }
@@ -60,10 +60,9 @@ pub fn make(name: &CStr) {
 /// Has the current transaction committed under an origin. A session that replays changes under an origin of its own keeps
 /// that.
 pub fn commit_under(name: &CStr) {
-    // SAFETY: a variable of this process alone.
-    if unsafe { pg_sys::replorigin_session_origin } == NONE {
+    if session_origin() == NO_ORIGIN {
         match find(name) {
-            NONE => missing(name).raise(),
+            NO_ORIGIN => missing(name).raise(),
             id => WANTED.set(Some(Wanted { id, name: name.to_owned() })),
         }
     }
@@ -93,25 +92,20 @@ pub fn marked<T>(work: impl FnOnce() -> T) -> T {
         }
     }
     let Some(id) = WANTED.with_borrow(|wanted| wanted.as_ref().map(|wanted| wanted.id)) else { return work() };
-    mark(id);
+    mark(id, 0);
     let _mark = Mark;
     work()
 }
 
-fn mark(id: RepOriginId) {
+fn mark(id: OriginId, time: pg_sys::TimestampTz) {
     IS_MARKED.set(true);
-    // SAFETY: a variable of this process alone.
-    unsafe { pg_sys::replorigin_session_origin = id };
+    set_session_origin(id, time);
 }
 
 /// Takes back a mark of ours. An origin that a user has set up stays.
 fn unmark() {
     if IS_MARKED.replace(false) {
-        // SAFETY: variables of this process alone.
-        unsafe {
-            pg_sys::replorigin_session_origin = NONE;
-            pg_sys::replorigin_session_origin_timestamp = 0;
-        }
+        set_session_origin(NO_ORIGIN, 0);
     }
 }
 
@@ -134,9 +128,8 @@ pub(super) fn commit(commit: impl FnOnce()) {
         compat::replorigin_session_setup(id);
         IN_USE.set(Some(pg_sys::synchronous_commit));
         pg_sys::synchronous_commit = pg_sys::synchronous_commit.min(LOCAL);
-        mark(id);
-        // Streams take it for the time of the commit.
-        pg_sys::replorigin_session_origin_timestamp = pg_sys::GetCurrentTimestamp();
+        // Streams take this for the time of the commit.
+        mark(id, pg_sys::GetCurrentTimestamp());
         commit();
     }
     release();

@@ -116,26 +116,16 @@ unsafe extern "C-unwind" fn forget_plans(_value: bool, _extra: *mut c_void) {
     unsafe { pg_sys::ResetPlanCache() };
 }
 
-unsafe extern "C-unwind" fn planner(
-    query: *mut pg_sys::Query,
-    text: *const c_char,
-    options: c_int,
-    parameters: pg_sys::ParamListInfo,
-) -> *mut pg_sys::PlannedStmt {
-    // SAFETY: called by PostgreSQL, with a query that is ours to change. No value here has a destructor.
-    unsafe {
-        let depends_on_role = prepare(query, text);
-        let plan = match HOOKS.get().and_then(|hooks| hooks.planner) {
-            Some(next) => next(query, text, options, parameters),
-            None => compat::standard_planner(query, text, options, parameters),
-        };
+compat::planner_hook!(
+    HOOKS.get().and_then(|hooks| hooks.planner),
+    prepare,
+    |depends_on_role: bool, plan: *mut pg_sys::PlannedStmt| {
         if depends_on_role {
             (*plan).dependsOnRole = true;
         }
         finish(plan);
-        plan
     }
-}
+);
 
 /// Sees to the rechecks of a finished plan.
 #[pg_guard]
@@ -436,7 +426,7 @@ const SQL_LANGUAGE: u32 = 14;
 unsafe fn is_sql_function(function: Oid) -> bool {
     // SAFETY: the tuple is valid until it is released.
     unsafe {
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::PROCOID as i32, pg_sys::Datum::from(function));
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::PROCOID as _, pg_sys::Datum::from(function));
         if tuple.is_null() {
             return false;
         }

@@ -109,7 +109,7 @@ pub(super) unsafe extern "C-unwind" fn delete(
         if *slot.tts_isnull {
             return true;
         }
-        let mut tid = *(*slot.tts_values).cast_mut_ptr::<Tid>();
+        let tid = *(*slot.tts_values).cast_mut_ptr::<Tid>();
         let deleter = &mut *receiver.cast::<Deleter>();
         if let Some(listed) = &mut deleter.listed {
             while listed.next_if(|wanted| position(wanted) < position(&tid)).is_some() {}
@@ -117,10 +117,7 @@ pub(super) unsafe extern "C-unwind" fn delete(
                 return true;
             }
         }
-        let mut failure = pg_sys::TM_FailureData::default();
-        let (nothing, wait, is_moving) = (std::ptr::null_mut(), false, false);
-        let result =
-            pg_sys::heap_delete(deleter.relation, &mut tid, deleter.command, nothing, wait, &mut failure, is_moving);
+        let result = compat::heap_delete(deleter.relation, tid, deleter.command);
         let deleted = &mut deleter.deleted;
         if result == pg_sys::TM_Result::TM_Ok {
             deleted.tids.push(tid)

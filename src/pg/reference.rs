@@ -257,7 +257,7 @@ unsafe fn is_for_indexes(operator: pg_sys::Oid) -> bool {
     // SAFETY: looks into the catalog caches.
     unsafe {
         let (key, none) = (pg_sys::Datum::from(operator), pg_sys::Datum::null());
-        let families = pg_sys::SearchSysCacheList(pg_sys::SysCacheIdentifier::AMOPOPID as i32, 1, key, none, none);
+        let families = pg_sys::SearchSysCacheList(pg_sys::SysCacheIdentifier::AMOPOPID as _, 1, key, none, none);
         let is_member = (*families).n_members > 0;
         pg_sys::ReleaseCatCacheList(families);
         is_member

@@ -6,6 +6,7 @@ use super::storage::{self, Kept};
 use super::{harmless, spi};
 use pgrx::pg_sys;
 use pgrx::spi::quote_qualified_identifier;
+use std::collections::HashSet;
 use std::ffi::CStr;
 
 /// What a statement prepared for a relation relies on. If any of it changes, names in the statement may mean something
@@ -74,15 +75,28 @@ impl Shape {
     }
 }
 
-/// Returns a relation and all its descendants.
+/// Returns a relation and all its descendants, parents first. Takes no locks: those that are gone by now are left out, and
+/// users of the result notice others that come or go in the meantime.
 pub fn tree(relid: pg_sys::Oid) -> Vec<pg_sys::Oid> {
-    // SAFETY: reads the catalog without locks; users of the result notice relations that come or go in the meantime.
-    unsafe {
-        let lock = pg_sys::NoLock as pg_sys::LOCKMODE;
-        let tree =
-            pg_sys::ffi::pg_guard_ffi_boundary(|| compat::find_all_inheritors(relid, lock, std::ptr::null_mut()));
-        elements(tree).iter().map(|cell| cell.oid_value).collect()
+    let (mut found, mut seen, mut next) = (vec![relid], HashSet::from([relid]), 0);
+    while next < found.len() {
+        let key = pg_sys::Datum::from(found[next]);
+        let none = pg_sys::Datum::null();
+        // SAFETY: reads the catalog. Between the two calls nothing makes this session notice that a relation is gone.
+        unsafe {
+            if !pg_sys::SearchSysCacheExists(pg_sys::SysCacheIdentifier::RELOID as _, key, none, none, none) {
+                found.remove(next);
+                continue;
+            }
+            let children = pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                compat::find_inheritance_children(found[next], pg_sys::NoLock as pg_sys::LOCKMODE)
+            });
+            let children = elements(children).iter().map(|cell| cell.oid_value);
+            found.extend(children.filter(|child| seen.insert(*child)));
+        }
+        next += 1;
     }
+    found
 }
 
 /// The number of blocks in a relation's heap, if that can be told without waiting for a lock.
@@ -146,8 +160,8 @@ unsafe fn is_risky_to_plan(relation: pg_sys::Relation) -> bool {
             pg_sys::ReleaseSysCache(tuple);
             is_risky
         };
-        let index = pg_sys::SysCacheIdentifier::INDEXRELID as i32;
-        let statistics = pg_sys::SysCacheIdentifier::STATEXTOID as i32;
+        let index = pg_sys::SysCacheIdentifier::INDEXRELID as _;
+        let statistics = pg_sys::SysCacheIdentifier::STATEXTOID as _;
         elements(pg_sys::RelationGetIndexList(relation)).iter().any(|cell| is_risky(index, cell.oid_value, &INDEX))
             || elements(pg_sys::RelationGetStatExtList(relation))
                 .iter()

@@ -90,7 +90,7 @@ pub fn check_concurrent_index(relid: Oid) -> Result<(), TtlError> {
 fn other_method(relid: Oid) -> Option<String> {
     // SAFETY: the tuple is valid until it is released; the name is copied.
     unsafe {
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, pg_sys::Datum::from(relid));
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as _, pg_sys::Datum::from(relid));
         if tuple.is_null() {
             return None;
         }
@@ -155,7 +155,7 @@ fn has_timescaledb() -> bool {
         unsafe {
             let schema = pg_sys::get_namespace_oid(c"timescaledb_information".as_ptr(), true);
             let view = pg_sys::get_relname_relid(view.as_ptr(), schema);
-            let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, pg_sys::Datum::from(view));
+            let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as _, pg_sys::Datum::from(view));
             if tuple.is_null() {
                 return false;
             }

@@ -16,14 +16,31 @@ pub(super) fn check(
     options: &Options,
     id: Option<i64>,
 ) -> Result<Option<Update>, TtlError> {
-    if Catalog::open()?.is_updated_otherwise(table.relid, id, options)? {
+    let catalog = Catalog::open()?;
+    if catalog.is_updated_otherwise(table.relid, id, options)? {
         return Err(TtlError::UpdatedTwice);
+    }
+    let own: Vec<i16> = subject.attnum.iter().chain(&subject.uses).copied().collect();
+    for column in catalog.cleared_by_others(table.relid, id)? {
+        check_apart(table, &column, &own)?;
     }
     match (&options.soft_delete_column, &options.clear_columns) {
         (Some(mark), _) => check_mark(table, subject, mark).map(Some),
-        (None, Some(columns)) => check_clear(table, subject, columns).map(Some),
+        (None, Some(columns)) => {
+            let sources = [own, catalog.sources_of_others(table.relid, id)?].concat();
+            check_clear(table, &sources, columns).map(Some)
+        }
         (None, None) => Ok(None),
     }
+}
+
+/// Fails if clearing a column would change one by which rows expire.
+fn check_apart(table: &Table, column: &str, sources: &[i16]) -> Result<(), TtlError> {
+    let changed = cascade::changed_columns(table.relid, &[column.to_owned()])?;
+    if sources.iter().any(|source| changed.contains(source)) {
+        return Err(TtlError::ClearsSource(column.to_owned()));
+    }
+    Ok(())
 }
 
 /// Checks the column that marks soft-deleted rows.
@@ -45,8 +62,8 @@ fn check_mark(table: &Table, subject: &Subject, name: &str) -> Result<Update, Tt
     }
 }
 
-/// Checks the columns that go back to their defaults.
-fn check_clear(table: &Table, subject: &Subject, names: &[String]) -> Result<Update, TtlError> {
+/// Checks the columns that go back to their defaults. `sources` are those by which the table's rows expire.
+fn check_clear(table: &Table, sources: &[i16], names: &[String]) -> Result<Update, TtlError> {
     let columns = names.iter().map(|name| table.column(name)).collect::<Result<Vec<_>, _>>()?;
     let attnums: Vec<i16> = columns.iter().map(|column| column.attnum).collect();
     let values = Catalog::open()?.default_values(table.relid, table.owner, &attnums)?;
@@ -54,10 +71,7 @@ fn check_clear(table: &Table, subject: &Subject, names: &[String]) -> Result<Upd
     for (column, default) in columns.into_iter().zip(values) {
         let clear = Cleared { column: column.quoted(), default };
         let itself = std::slice::from_ref(&column.name);
-        let changed = cascade::changed_columns(table.relid, itself)?;
-        if subject.attnum.iter().chain(&subject.uses).any(|attnum| changed.contains(attnum)) {
-            return Err(TtlError::ClearsSource(column.name));
-        }
+        check_apart(table, &column.name, sources)?;
         if column.generated {
             return Err(TtlError::ClearsGenerated(column.name));
         }

@@ -12,7 +12,7 @@ use crate::catalog::{Catalog, Rule};
 use crate::error::TtlError;
 use crate::pg::key::{KeyColumn, primary};
 use crate::pg::memo::Memo;
-use crate::pg::plan::Plan;
+use crate::pg::plan::{Plan, Scalar};
 use crate::pg::{access, identity};
 use crate::rule::Ttl;
 use pgrx::datum::datetime_support::clock_timestamp;
@@ -20,6 +20,7 @@ use pgrx::datum::{DatumWithOid, Interval, TimestampWithTimeZone};
 use pgrx::pg_sys::{self, Oid};
 use statement::Statements;
 use std::cell::{Cell, OnceCell};
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 use std::rc::Rc;
 
@@ -123,7 +124,7 @@ pub fn get(row: &Row<'_>) -> Result<f64, TtlError> {
         // A caller who may read the whole table need not look first.
         Some(owner) if !access::may_read_all(row.relid) && !owner.finds(&arguments) => None,
         Some(owner) => owner.run(|| prepared.plan.call(&arguments)).1,
-        None => prepared.plan.call(&arguments).1,
+        None => as_caller(&prepared.plan, &arguments).1,
     };
     Ok(seconds.unwrap_or(GONE))
 }
@@ -166,7 +167,7 @@ fn change(row: &Row<'_>, operation: Operation, arguments: Vec<DatumWithOid<'_>>)
         return Ok(false);
     }
     let _setting = Setting::begin(prepared.rule_id);
-    let (changed, _) = prepared.plan.call::<f64>(&arguments);
+    let (changed, _) = as_caller::<f64>(&prepared.plan, &arguments);
     Ok(changed > 0)
 }
 
@@ -204,8 +205,8 @@ impl Owner {
 
     /// Whether the caller sees the row.
     fn finds(&self, arguments: &[DatumWithOid<'_>]) -> bool {
-        let claim = self.claim_plan.get_or_init(|| Plan::new(&self.claim, &mut self.types.clone()));
-        claim.call::<i32>(arguments).0 > 0
+        let claim = self.claim_plan.get_or_init(|| planned(&self.claim, &mut self.types.clone()));
+        as_caller::<i32>(claim, arguments).0 > 0
     }
 
     fn allows(&self, arguments: &[DatumWithOid<'_>]) -> bool {
@@ -216,6 +217,16 @@ impl Owner {
     fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         sandboxed(self.role, &self.time_zone, work)
     }
+}
+
+/// Plans a statement. A filter in it is as PostgreSQL printed it: its names mean the same under the pinned path alone.
+fn planned(sql: &str, types: &mut [Oid]) -> Plan {
+    identity::with_callers_path(|| Plan::new(sql, types))
+}
+
+/// Runs a statement as the caller.
+fn as_caller<T: Scalar>(plan: &Plan, arguments: &[DatumWithOid<'_>]) -> (usize, Option<T>) {
+    identity::with_callers_path(|| plan.call(arguments))
 }
 
 fn sandboxed<T>(role: Oid, time_zone: &CStr, work: impl FnOnce() -> T) -> T {
@@ -249,7 +260,7 @@ impl Candidates {
         arguments: &[DatumWithOid<'_>],
     ) -> Result<Option<usize>, TtlError> {
         let place = match owner {
-            None => plan.call::<i32>(arguments).1,
+            None => as_caller::<i32>(plan, arguments).1,
             Some(owner) => {
                 owner.check_caller(&self.table)?;
                 if owner.finds(arguments) { owner.run(|| plan.call::<i32>(arguments)).1 } else { None }
@@ -277,6 +288,7 @@ fn candidates(row: &Row<'_>, operation: Operation) -> Result<Rc<Candidates>, Ttl
                     return Err(TtlError::NoPrimaryKey(rules[0].table.clone()));
                 }
                 let reads = |rule: &Rule| catalog.columns_read(rule.id);
+                check_classes(&rules, operation, reads)?;
                 let prepare = |rule: &Rule| match prepare(rule, &key, operation, &reads(rule)?) {
                     Err(TtlError::NoClock(_)) => Ok(None),
                     prepared => prepared.map(Some),
@@ -295,6 +307,23 @@ fn candidates(row: &Row<'_>, operation: Operation) -> Result<Rc<Candidates>, Ttl
             }),
         }
     })
+}
+
+/// Fails if setting a row's value would decide which of several rules it falls under: the row could be gone at once.
+fn check_classes(
+    rules: &[Rule],
+    operation: Operation,
+    reads: impl Fn(&Rule) -> Result<Vec<String>, TtlError>,
+) -> Result<(), TtlError> {
+    if rules.len() == 1 || operation == Operation::Get {
+        return Ok(());
+    }
+    for rule in rules.iter().filter(|rule| rule.attnum.is_some()) {
+        if reads(rule)?.contains(&rule.name) {
+            return Err(TtlError::ClassBySource { column: rule.name.clone(), table: rule.table.clone() });
+        }
+    }
+    Ok(())
 }
 
 /// The types of an operation's parameters.
@@ -316,7 +345,7 @@ fn types(operation: Operation, key: &[KeyColumn]) -> Vec<Oid> {
 fn prepare(rule: &Rule, key: &[KeyColumn], operation: Operation, columns: &[String]) -> Result<Prepared, TtlError> {
     let Statements { main, claim, judge } = statement::of(rule, key, operation, columns)?;
     let mut types = types(operation, key);
-    let mut plan = |sql: &str| Plan::new(sql, &mut types);
+    let mut plan = |sql: &str| planned(sql, &mut types);
     let (role, time_zone) = (rule.owner, time_zone(rule));
     let is_get = operation == Operation::Get;
     let judge = judge.map(|judge| sandboxed(role, &time_zone, || plan(&judge)));
@@ -331,7 +360,7 @@ fn choice(rules: &[Rule], key: &[KeyColumn], operation: Operation, columns: &[St
     let Statements { main, claim, .. } = statement::choosing(rules, key, operation, columns);
     let mut types = types(operation, key);
     let (role, time_zone) = (rules[0].owner, time_zone(&rules[0]));
-    let mut plan = || Plan::new(&main, &mut types);
+    let mut plan = || planned(&main, &mut types);
     let plan = if claim.is_some() { sandboxed(role, &time_zone, plan) } else { plan() };
     let owner = claim.map(|claim| Owner { claim, types, claim_plan: OnceCell::new(), judge: None, role, time_zone });
     Choice { plan, owner }
@@ -371,7 +400,8 @@ fn rules_on_one_column(
     if rules.iter().all(|rule| rule.name == rules[0].name) {
         return Ok(rules);
     }
-    let columns = rules.iter().map(|rule| rule.name.as_str()).collect::<Vec<_>>().join(", ");
+    let columns: BTreeSet<_> = rules.iter().map(|rule| rule.name.as_str()).collect();
+    let columns = columns.into_iter().collect::<Vec<_>>().join(", ");
     Err(TtlError::AmbiguousRule { columns, table: table_name(relid)? })
 }
 

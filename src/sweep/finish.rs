@@ -110,7 +110,7 @@ pub fn record_failure(
 }
 
 /// Waits for the rule's row no longer than for a table: a transaction left open may hold it.
-fn with_patience<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, TtlError> {
+pub(super) fn with_patience<T>(work: impl FnOnce() -> Result<T, TtlError>) -> Result<T, TtlError> {
     identity::with_settings(&[(c"lock_timeout", &lock_timeout())], work)
 }
 

@@ -66,8 +66,12 @@ impl Sweep {
             && !leaf.removal_runs_user_code(&self.rule)
     }
 
-    /// Gives away half of the blocks that are left, if they are many and a process for them is allowed.
+    /// Gives away half of the blocks that are left, if they are many and a process for them is allowed. Whoever gets a share
+    /// does not ask whether the sweep may take so much.
     pub fn share(&mut self) {
+        if self.may_be_held() {
+            return;
+        }
         let Some(work) = self.work.as_ref().filter(|work| !work.is_careful && self.can_share(&work.leaf)) else {
             return;
         };

@@ -158,3 +158,89 @@ fn a_higher_limit_or_none_lets_a_held_rule_go_on() {
         assert_eq!(db.get("SELECT state, hold FROM ttl_summary"), "active|");
     }
 }
+
+#[test]
+fn partitions_that_stay_count_and_a_limit_on_rows_is_none_on_partitions() {
+    let server = braked();
+    let mut db = database(&server);
+    db.run("SELECT ttl_stop_worker()");
+    for action in ["delete", "drop"] {
+        db.run(&format!(
+            "DROP TABLE IF EXISTS p; CREATE TABLE p (at timestamptz) PARTITION BY RANGE (at);
+             CREATE TABLE p_old PARTITION OF p FOR VALUES FROM ('2020-01-01') TO ('2021-01-01');
+             CREATE TABLE p_new PARTITION OF p FOR VALUES FROM ('2090-01-01') TO ('2091-01-01');
+             INSERT INTO p SELECT '2020-05-05' FROM generate_series(1, 10); INSERT INTO p SELECT '2090-05-05' FROM generate_series(1, 1000);
+             ANALYZE p_old; ANALYZE p_new; SELECT ttl_create_index('p', 'at', '10 days', partition_action => '{action}')"
+        ));
+        db.run("CALL ttl_sweep('p')");
+        assert_eq!(db.get("SELECT state, (SELECT count(*) FROM p) FROM ttl_summary"), "active|1000", "{action}");
+    }
+    db.run(
+        "DROP TABLE p; CREATE TABLE p (at timestamptz) PARTITION BY RANGE (at);
+         CREATE TABLE p1 PARTITION OF p FOR VALUES FROM ('2020-01-01') TO ('2020-02-01');
+         CREATE TABLE p2 PARTITION OF p FOR VALUES FROM ('2020-02-01') TO ('2100-01-01');
+         INSERT INTO p SELECT '2020-01-05' FROM generate_series(1, 1000); INSERT INTO p SELECT now() FROM generate_series(1, 10);
+         ANALYZE p1; ANALYZE p2; SELECT ttl_create_index('p', 'at', '10 days', partition_action => 'drop', max_rows_per_run => 10)",
+    );
+    db.run("CALL ttl_sweep('p')");
+    assert_eq!(db.get("SELECT state, (SELECT count(*) FROM p) FROM ttl_summary"), "held|1010");
+}
+
+#[test]
+fn a_row_that_cannot_be_judged_says_nothing_of_the_others() {
+    let server = braked();
+    let mut db = database(&server);
+    db.run("SELECT ttl_stop_worker(); CREATE TABLE t (id int, at timestamptz, n int)");
+    for (rows, rule, state) in [
+        // All but a few rows would go.
+        (
+            "CASE WHEN i <= 950 THEN timestamptz '2020-01-01' ELSE 'infinity' END, 1",
+            "'at + make_interval(secs => 1/n)', 60",
+            "held",
+        ),
+        // The filter takes few.
+        ("timestamptz '2020-01-01', i", "'at', 60, filter => '1000/n > 400'", "blocked"),
+    ] {
+        db.run(&format!(
+            "TRUNCATE t; INSERT INTO t SELECT i, {rows} FROM generate_series(1, 1000) i; INSERT INTO t VALUES (0, '2020-01-01', 0);
+             SELECT ttl_create_index('t', {rule}, index_method => 'none', rule_name => 'x')"
+        ));
+        db.run("CALL ttl_sweep('t')");
+        assert_eq!(db.get("SELECT state FROM ttl_summary"), state, "{rule}");
+        db.run("SELECT ttl_drop_index('t', column_name, 'x') FROM ttl_summary");
+    }
+}
+
+#[test]
+fn no_share_is_given_away_before_the_sweep_is_judged() {
+    let server = server(&[
+        "pg_ttl_index.max_share_per_run=0.5",
+        "pg_ttl_index.max_workers=3",
+        "pg_ttl_index.max_workers_per_table=3",
+        "max_worker_processes=16",
+    ]);
+    let mut db = database(&server);
+    // The leader reads live rows for so long that it would give away a share, whose rows have all expired.
+    db.run(
+        "CREATE UNLOGGED TABLE t (at text) WITH (autovacuum_enabled = off);
+         INSERT INTO t SELECT '2100-01-01T00:00:00Z' FROM generate_series(1, 600000);
+         INSERT INTO t SELECT '2020-01-01T00:00:00Z' FROM generate_series(1, 700000); ANALYZE t;
+         SELECT ttl_create_index('t', 'at', 60, index_method => 'none')",
+    );
+    db.wait_for("SELECT state FROM ttl_summary", "held");
+    assert_eq!(db.get("SELECT count(*) FROM t"), "1300000");
+}
+
+#[test]
+fn an_owner_who_keeps_a_rule_locked_holds_up_nobody_who_sweeps_all() {
+    let server = braked();
+    let mut db = database(&server);
+    db.run("SELECT ttl_stop_worker()");
+    table(&mut db, "a", 900);
+    table(&mut db, "b", 100);
+    db.run("SELECT ttl_create_index('a', 'at', 60), ttl_create_index('b', 'at', 60)");
+    let mut other = db.session("postgres");
+    other.run("BEGIN; SELECT ttl_alter_index('a', 'at', batch_size => 5)");
+    db.run("SET statement_timeout = '30s'");
+    assert_eq!(db.get("SELECT ttl_runner()"), "100");
+}

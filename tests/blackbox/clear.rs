@@ -405,3 +405,32 @@ fn another_collation_stops_the_rule() {
     assert_eq!(db.error("SELECT ttl_alter_index('t', 'at')").code, "0A000");
     assert_eq!(db.get("SELECT v COLLATE \"C\" FROM t"), "X");
 }
+
+#[test]
+fn names_that_change_leave_defaults_as_they_are() {
+    let mut db = with(
+        "CREATE DOMAIN d AS text DEFAULT 'x'; CREATE COLLATION c FROM \"C\";
+         CREATE TABLE t (id int PRIMARY KEY, at timestamptz, v d, w text COLLATE c DEFAULT 'y'); INSERT INTO t VALUES (1, '2020-01-01', 'a', 'b');
+         SELECT ttl_create_index('t', 'at', 60, clear_columns => '{v,w}')",
+    );
+    db.run("ALTER DOMAIN d RENAME TO e; ALTER COLLATION c RENAME TO k; ALTER TABLE t ALTER w SET DEFAULT   'y'");
+    assert_eq!(db.get("SELECT ttl_runner('t'), state FROM ttl_summary"), "1|active");
+    db.run("ALTER DOMAIN e SET DEFAULT 'z'");
+    assert_eq!(db.error("SELECT ttl_runner('t')").code, "55000");
+}
+
+#[test]
+fn no_rule_clears_what_rows_expire_by_under_another() {
+    let table = "CREATE TABLE t (id int PRIMARY KEY, made timestamptz, until timestamptz, days int,
+                                 later timestamptz GENERATED ALWAYS AS (until) STORED)";
+    for source in ["'until', 0", "'later', 0", "'made + make_interval(days => days)', 0, index_method => 'none'"] {
+        let column = if source.contains("days") { "days" } else { "until" };
+        let expires = format!("SELECT ttl_create_index('t', {source})");
+        let clears = format!("SELECT ttl_create_index('t', 'made', 60, clear_columns => '{{{column}}}')");
+        for [first, second] in [[&expires, &clears], [&clears, &expires]] {
+            let mut db = with(table);
+            db.run(first);
+            assert_eq!(db.error(second).code, "22023", "{second} after {first}");
+        }
+    }
+}

@@ -1,8 +1,8 @@
 //! Expired means invisible: what a query sees of a table whose rule hides expired rows.
 
-use crate::races::Random;
 use crate::sources;
 use crate::sweep::with;
+use harness::Random;
 use harness::{Database, Server, Session};
 use std::sync::Arc;
 

@@ -36,6 +36,7 @@ mod purge;
 mod races;
 mod recovery;
 mod registration;
+mod reliability;
 mod restore;
 mod rights;
 mod roles;

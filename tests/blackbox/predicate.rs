@@ -1,7 +1,7 @@
 //! What is swept, hidden, previewed and told of one row are the same rows.
 
-use crate::races::Random;
 use harness::Database;
+use harness::Random;
 
 /// A rule on a random table of a few hundred rows: by a column of some type, with or without filter and mark.
 fn random_rule(db: &mut Database, random: &mut Random) -> String {

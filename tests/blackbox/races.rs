@@ -1,22 +1,8 @@
 //! Exactly the expired rows go, whatever the table and whatever happens meanwhile.
 
-use harness::{Database, Session};
+use harness::{Database, Random, Session};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
-
-/// Numbers that depend on the seed alone.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-
-    pub fn pick<'a>(&mut self, choices: &[&'a str]) -> &'a str {
-        choices[self.below(choices.len() as u64) as usize]
-    }
-}
 
 /// A random table with rows of every kind, some of them blocked by a foreign key, and a rule on it.
 fn random_table(db: &mut Database, random: &mut Random) -> String {

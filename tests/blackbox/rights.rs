@@ -300,3 +300,50 @@ fn calls_about_one_row_run_an_owners_code_as_the_owner() {
     assert_eq!(db.get("SELECT ttl_get('t', '1'), ttl_touch('t', '1')"), "-2|f");
     assert_eq!(db.get(&format!("SELECT rolsuper FROM pg_roles WHERE rolname = '{owner}'")), "f");
 }
+
+#[test]
+fn triggers_of_the_extension_change_no_key_in_a_sweep() {
+    let (mut db, stranger) = with_trap("");
+    let owner = db.role("owner");
+    for also in [", hide_expired => true); SELECT 1", "); SELECT ttl_enable_touch('t')"] {
+        db.session(&owner).run(&format!(
+            "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, gone timestamptz); GRANT REFERENCES, SELECT ON t TO {stranger};
+             SELECT ttl_create_index('t', 'at', 60, soft_delete_column => 'gone'{also}"
+        ));
+        db.session(&stranger).run(
+            "CREATE TABLE child (id int REFERENCES t ON UPDATE CASCADE);
+             CREATE TRIGGER caught AFTER UPDATE ON child FOR EACH ROW EXECUTE FUNCTION spring()",
+        );
+        db.run("INSERT INTO t VALUES (1, '2020-01-01')");
+        assert_eq!(db.get("SELECT ttl_runner('t')"), "1", "{also}");
+        assert_eq!(db.get("SELECT count(*) FROM seen"), "0", "{also}");
+        db.run("DROP TABLE child, t");
+    }
+}
+
+#[test]
+fn a_filter_in_a_call_about_a_row_means_what_it_was_stored_as_whatever_the_search_path() {
+    let (mut db, stranger) = with_trap("");
+    db.session(&stranger).run(
+        "CREATE FUNCTION trap(text, text) RETURNS boolean LANGUAGE plpgsql AS
+             'BEGIN INSERT INTO public.seen VALUES (current_user); RETURN false; END';
+         CREATE OPERATOR public.= (LEFTARG = text, RIGHTARG = text, FUNCTION = trap)",
+    );
+    db.run(
+        "SET search_path = pg_catalog, public; CREATE TABLE public.t (id int PRIMARY KEY, at timestamptz, level text);
+         INSERT INTO t VALUES (1, now(), 'x'), (2, now(), 'y');
+         SELECT ttl_create_index('t', 'at', 3600, filter => $$level = 'x'$$);
+         SET search_path = public, pg_catalog",
+    );
+    db.run("SELECT ttl_set('t', 1, '2 hours'), ttl_touch('t', 2), ttl_persist('t', 2)");
+    assert_eq!(db.get("SELECT ceil(ttl_get('t', 1) / 3600), ttl_get('t', 2) = -1"), "2|t");
+    assert_eq!(db.get("SELECT count(*) FROM seen"), "0");
+    // Triggers find names by the caller's search path all the same.
+    db.run(
+        "CREATE TABLE paths (path text); CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+             $$BEGIN INSERT INTO public.paths VALUES (pg_catalog.current_setting('search_path')); RETURN NEW; END$$;
+         CREATE TRIGGER note BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION note();
+         SET search_path = public, pg_temp; SELECT ttl_touch('t', 1)",
+    );
+    assert_eq!(db.get("SELECT path FROM paths"), "public, pg_temp");
+}

@@ -96,6 +96,7 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_attnums(oid,text[])", "SELECT ttl_attnums('t'::regclass, '{at}')", "+------"),
     ("ttl_ready_index(oid,text,boolean)", "SELECT ttl_ready_index('t'::regclass, 't_pkey', false)", "+------"),
     ("ttl_on_expire_oid(text)", "SELECT ttl_on_expire_oid('pg_catalog.nothing')", ".------"),
+    ("ttl_default_marks(oid,smallint[])", "SELECT ttl_default_marks('t'::regclass, '{1}')", "+------"),
     ("ttl_defaults(oid,smallint[])", "SELECT ttl_defaults('t'::regclass, '{1}')", "+------"),
     ("ttl_bind()", "SELECT ttl_bind()", "T------"),
     ("ttl_take_in()", "SELECT ttl_take_in()", "T------"),

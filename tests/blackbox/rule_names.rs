@@ -297,3 +297,16 @@ fn a_row_that_has_gone_under_one_rule_is_not_revived_by_another() {
     assert_eq!(db.get("SELECT count(*) FILTER (WHERE ttl_set('t', 1, make_interval(days => i))), ttl_get('t', 1) FROM generate_series(1, 120) i"), "0|-2");
     assert_eq!(db.get("SELECT ttl_persist('t', 1), ttl_touch('t', 1)"), "f|f");
 }
+
+#[test]
+fn no_call_sets_a_value_that_decides_which_rule_a_row_falls_under() {
+    let mut db = with(
+        "SET TimeZone = 'UTC'; CREATE TABLE t (id int PRIMARY KEY, at timestamptz); INSERT INTO t VALUES (1, '2025-06-01');
+         SELECT ttl_create_index('t', 'at', '1000 days', filter => $$at < '2026-01-01'$$, rule_name => 'a'),
+                ttl_create_index('t', 'at', '1 day', filter => $$at >= '2026-01-01'$$, rule_name => 'b')",
+    );
+    for call in ["ttl_set('t', 1, '900 days')", "ttl_expire_at('t', 1, 'tomorrow')", "ttl_touch('t', 1)"] {
+        assert_eq!(db.error(&format!("SELECT {call}")).code, "0A000", "{call}");
+    }
+    assert_eq!(db.get("SELECT ttl_get('t', 1) > 0, at FROM t"), "t|2025-06-01 00:00:00+00");
+}

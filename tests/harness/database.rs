@@ -5,6 +5,7 @@ use once_cell::sync::Lazy;
 use postgres::fallible_iterator::FallibleIterator;
 use postgres::{Client, Config, NoTls, SimpleQueryMessage};
 use std::ops::{Deref, DerefMut};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -130,10 +131,15 @@ impl Session {
     }
 
     pub fn try_connect(server: &Server, database: &str, role: &str) -> Result<Self, postgres::Error> {
+        Self::connect_to(server.host(), database, role)
+    }
+
+    /// A session in the server whose socket is in a directory.
+    pub fn connect_to(host: &Path, database: &str, role: &str) -> Result<Self, postgres::Error> {
         let notices = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&notices);
         let client = Config::new()
-            .host_path(server.host())
+            .host_path(host)
             .dbname(database)
             .user(role)
             .notice_callback(move |notice| {
@@ -157,6 +163,15 @@ impl Session {
 
     /// Waits until a query has this result.
     pub fn wait_for(&mut self, sql: &str, expected: &str) {
+        self.wait(sql, expected, Duration::from_millis(20));
+    }
+
+    /// The same for what should happen within a few milliseconds.
+    pub fn wait_for_often(&mut self, sql: &str, expected: &str) {
+        self.wait(sql, expected, Duration::from_millis(1));
+    }
+
+    fn wait(&mut self, sql: &str, expected: &str, pause: Duration) {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let result = self.get(sql);
@@ -164,7 +179,7 @@ impl Session {
                 return;
             }
             assert!(Instant::now() < deadline, "waited for {expected:?}, but it stays {result:?}: {sql}");
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(pause);
         }
     }
 
@@ -189,21 +204,32 @@ impl Session {
     }
 
     pub fn try_get(&mut self, sql: &str) -> Result<String, SqlError> {
-        let messages = self.client.simple_query(sql).map_err(|error| {
-            let error = error.as_db_error().unwrap_or_else(|| panic!("{error} in: {sql}"));
-            SqlError {
-                code: error.code().code().into(),
-                message: error.message().into(),
-                detail: error.detail().unwrap_or_default().into(),
-                hint: error.hint().unwrap_or_default().into(),
+        self.ask(sql).unwrap_or_else(|| panic!("the connection is lost in: {sql}"))
+    }
+
+    /// The same; `None` if the connection is lost.
+    pub fn ask(&mut self, sql: &str) -> Option<Result<String, SqlError>> {
+        let messages = match self.client.simple_query(sql) {
+            Ok(messages) => messages,
+            Err(error) => {
+                let error = error.as_db_error()?;
+                // The server tells why it ends the session.
+                return (!self.client.is_closed()).then(|| {
+                    Err(SqlError {
+                        code: error.code().code().into(),
+                        message: error.message().into(),
+                        detail: error.detail().unwrap_or_default().into(),
+                        hint: error.hint().unwrap_or_default().into(),
+                    })
+                });
             }
-        })?;
+        };
         let rows = messages.iter().filter_map(|message| match message {
             SimpleQueryMessage::Row(row) => {
                 Some((0..row.len()).map(|column| row.get(column).unwrap_or_default()).collect::<Vec<_>>().join("|"))
             }
             _ => None,
         });
-        Ok(rows.collect::<Vec<_>>().join("\n"))
+        Some(Ok(rows.collect::<Vec<_>>().join("\n")))
     }
 }

@@ -1,9 +1,11 @@
 //! Private throw-away PostgreSQL servers with the extension installed, and databases in them.
 
 mod database;
+mod random;
 mod server;
 
 pub use database::{Database, Session, SqlError};
+pub use random::Random;
 pub use server::Server;
 
 use std::path::{Path, PathBuf};

@@ -34,6 +34,8 @@ pub struct Leaves {
     pub are_undecided: bool,
     /// Relations that cannot be swept, each with the reason.
     pub skipped: Vec<(Leaf, String)>,
+    /// The names of partitions that can hold no expired row.
+    pub out_of_reach: Vec<String>,
 }
 
 impl Leaf {
@@ -173,7 +175,11 @@ pub fn find(rule: &Rule, cutoff: &str, leaves_parts: bool) -> Result<Leaves, Ttl
         let range = ranges.get(&node.leaf.relid).copied().filter(|_| node.is_ranged);
         // A relation that is left out takes everything below it along.
         let Some(above) = seen.get(&node.parent).copied() else { continue };
-        if seen.contains_key(&node.leaf.relid) || range.is_some_and(|range| !range.can_hold) {
+        if seen.contains_key(&node.leaf.relid) {
+            continue;
+        }
+        if range.is_some_and(|range| !range.can_hold) {
+            leaves.out_of_reach.push(node.leaf.name);
             continue;
         }
         let itself = Some((node.leaf.relid, node.parent));

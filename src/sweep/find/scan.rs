@@ -383,11 +383,12 @@ impl Scan {
 }
 
 /// Runs work that may fail on single rows. Raises any other failure again.
-fn attempt<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
+pub fn attempt<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
     subtransaction(|| Ok(work())).map_err(|failure| if is_about_rows(&failure) { failure } else { failure.raise() })
 }
 
-fn at(block: u32, number: u16) -> Tid {
+/// Returns the TID of a row in a block.
+pub fn at(block: u32, number: u16) -> Tid {
     Tid { ip_blkid: BlockIdData { bi_hi: (block >> 16) as u16, bi_lo: block as u16 }, ip_posid: number }
 }
 

@@ -24,11 +24,6 @@ impl Statements {
         self.expected(&self.expired[0])
     }
 
-    /// Returns how many rows the planner expects in all.
-    pub fn estimate_all(&self) -> i64 {
-        self.expected("true")
-    }
-
     /// Counts the rows read and those of them that would be removed, with the first value and the bytes of the latter.
     pub fn count(&self, look: Look) -> String {
         let Self { leaf, compared, .. } = self;
@@ -54,12 +49,11 @@ impl Statements {
         )
     }
 
-    /// Counts the rows that would be removed, whatever the filter says unless `is_filtered`, and all rows or a sample of them.
-    pub fn share(&self, percent: Option<f64>, is_filtered: bool) -> String {
-        let goes = if is_filtered { self.judgement(None) } else { self.expired.join(" AND ") };
-        let sample = percent.map_or_else(String::new, sample);
+    /// Counts the rows that would be removed, and all rows, between two TIDs.
+    pub fn share(&self) -> String {
+        let goes = self.judgement(self.after.as_deref().map(|value| self.beyond(value)));
         format!(
-            "{ENGINE_TAG}SELECT count(*) FILTER (WHERE ({goes}) IS TRUE), count(*) FROM ONLY {} AS leaf {sample}",
+            "{ENGINE_TAG}SELECT count(*) FILTER (WHERE ({goes}) IS TRUE), count(*) FROM ONLY {} WHERE ctid >= $1 AND ctid <= $2",
             self.leaf
         )
     }

@@ -1,0 +1,47 @@
+//! `make test-reliability`: tries to break the promises for some minutes, and says what was tried and what was lost.
+
+#[path = "mod.rs"]
+mod reliability;
+
+use harness::Random;
+use reliability::{Trial, chaos, fuzz, isolation, memory, settings, touches, upserts};
+use std::time::{Duration, Instant, SystemTime};
+
+fn main() {
+    let variable = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+    let seed = variable("SEED")
+        .unwrap_or_else(|| SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_secs() % 1_000_000));
+    let minutes = variable("MINUTES").unwrap_or(3);
+    println!("SEED={seed} MINUTES={minutes}");
+    let time = Duration::from_secs(60 * minutes);
+    // All, or those that are named.
+    let named: Vec<_> = std::env::args().skip(1).collect();
+    type Part<'a> = (&'a str, &'a dyn Fn(&mut Random) -> Vec<Trial>);
+    let parts: [Part<'_>; 7] = [
+        ("touches", &|_| touches::run(100_000, 1)),
+        ("upserts", &|_| upserts::run(1_000_000)),
+        ("fuzz", &|random| fuzz::run(random, 200_000)),
+        ("memory", &|_| memory::run(10_000)),
+        ("isolation", &|_| isolation::run(3)),
+        ("settings", &|_| settings::run(&["DATABASE", "ROLE", "session"], 1)),
+        ("chaos", &|random| chaos::run(random, time, 12)),
+    ];
+    let mut faults = 0;
+    println!("{:<10} {:<42} {:>9}  {:<32} lost", "", "", "tried", "");
+    for (name, run) in parts {
+        if !named.is_empty() && !named.iter().any(|other| other == name) {
+            continue;
+        }
+        let begun = Instant::now();
+        for Trial { name: trial, tried, what, faults: found } in run(&mut Random(seed)) {
+            println!(
+                "{name:<10} {trial:<42} {tried:>9}  {what:<32} {}",
+                if found.is_empty() { "nothing" } else { "SEE BELOW" }
+            );
+            found.iter().for_each(|fault| println!("    {fault}"));
+            faults += found.len();
+        }
+        println!("{name:<10} {:.0} s", begun.elapsed().as_secs_f64());
+    }
+    assert!(faults == 0, "{faults} faults; run it again with SEED={seed}");
+}
