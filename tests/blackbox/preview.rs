@@ -150,7 +150,7 @@ fn a_preview_works_on_a_standby() {
 fn sweeps_leave_as_many_statements_in_the_statistics_as_one() {
     let server = Arc::new(Server::start(&["shared_preload_libraries=pg_stat_statements,pg_ttl_index"]));
     let mut db = database(&server);
-    db.run("CREATE EXTENSION pg_stat_statements; CREATE TABLE t (id int, at timestamptz); SELECT ttl_stop_worker(), ttl_create_index('t', 'at', 60, 1000)");
+    db.run("CREATE EXTENSION pg_stat_statements; CREATE TABLE t (id int, at timestamptz); SELECT ttl_stop_worker(), ttl_create_index('t', 'at', 60, 1000); SET pg_ttl_index.debug_scan = index");
     let fill =
         "INSERT INTO t SELECT i, '2020-01-01'::timestamptz + i * interval '1 second' FROM generate_series(1, 25000) i";
     let mut counts = Vec::new();

@@ -27,8 +27,8 @@ pub fn most_ties(wanted: usize) -> usize {
 }
 
 /// How many times as many expired rows the blocks of a heap must have as those that an index leads to, if a scan is to
-/// leave the index.
-const SCATTERED: f64 = 1.5;
+/// leave the index: reading two live rows costs less than an index entry and the visit that it leads to.
+const DENSE: f64 = 0.45;
 
 /// How many expired rows are worth several processes, and how many there must be in a block, beside those of a block
 /// that an index leads to.
@@ -258,7 +258,7 @@ impl Scan {
             self.is_estimated = true;
             harvest.estimate = self.statements.estimate();
             if self.is_ordered() && !self.keeps_order && self.statements.after.is_none() {
-                self.leave_index_if_scattered(&harvest, leaf)?;
+                self.leave_index_if_dense(&harvest, leaf)?;
             }
         }
         // Rows are found once: a scan that has left the index finds these again.
@@ -269,16 +269,16 @@ impl Scan {
         Ok(harvest)
     }
 
-    /// Goes on through the heap if its blocks have more expired rows on average than those that the index has led to:
-    /// the heap is then not in expiry order, and each block would be visited again and again.
-    fn leave_index_if_scattered(&mut self, harvest: &Harvest, leaf: &Leaf) -> Result<(), TtlError> {
+    /// Goes on through the heap if its blocks have nearly as many expired rows on average as those that the index has led
+    /// to. If they have more, the heap is not in expiry order, and the index would lead to each block again and again.
+    fn leave_index_if_dense(&mut self, harvest: &Harvest, leaf: &Leaf) -> Result<(), TtlError> {
         let visited = harvest.tids.iter().map(|tid| position(tid).0).collect::<HashSet<_>>().len();
         let blocks = blocks(leaf)?;
         let (by_index, by_blocks) =
             (harvest.tids.len() as f64 / visited as f64, harvest.estimate as f64 / f64::from(blocks));
         // By blocks, several processes can sweep at once. They read the live rows, too, so that these must not be many.
         let is_worth_sharing = self.can_share && harvest.estimate >= LARGE && by_blocks > SHAREABLE * by_index;
-        if by_blocks > SCATTERED * by_index || is_worth_sharing {
+        if by_blocks > DENSE * by_index || is_worth_sharing {
             (self.path, self.position) = (Path::Blocks, Position::whole_heap(leaf)?);
         }
         Ok(())
