@@ -26,9 +26,11 @@ pub fn most_ties(wanted: usize) -> usize {
     wanted / 10
 }
 
-/// How many times as many expired rows the blocks of a heap must have as those that an index leads to, if a scan is to
-/// leave the index: reading two live rows costs less than an index entry and the visit that it leads to.
+/// A scan leaves the index if the blocks of the heap have so many times as many expired rows as those that the index leads
+/// to. Where rows are deleted as they are found, reading two live rows costs less than an index entry and the visit that it
+/// leads to. By SQL, rows are removed by one statement in order, and by two by blocks.
 const DENSE: f64 = 0.45;
+const SCATTERED: f64 = 1.5;
 
 /// How many expired rows are worth several processes, and how many there must be in a block, beside those of a block
 /// that an index leads to.
@@ -45,6 +47,8 @@ pub struct Scan {
     unpruned: Option<Unpruned>,
     position: Position,
     is_estimated: bool,
+    /// What makes it leave the index.
+    leaves_index_at: f64,
     /// Whether rows have to be found in expiry order, because the sweep may end before it has found them all.
     keeps_order: bool,
     /// Whether the last search found rows, so that there are probably more.
@@ -140,6 +144,7 @@ impl Scan {
             unpruned,
             position,
             is_estimated: false,
+            leaves_index_at: if leaf.removal_runs_user_code(rule) { SCATTERED } else { DENSE },
             keeps_order,
             is_fruitful: false,
             can_share: false,
@@ -278,7 +283,7 @@ impl Scan {
             (harvest.tids.len() as f64 / visited as f64, harvest.estimate as f64 / f64::from(blocks));
         // By blocks, several processes can sweep at once. They read the live rows, too, so that these must not be many.
         let is_worth_sharing = self.can_share && harvest.estimate >= LARGE && by_blocks > SHAREABLE * by_index;
-        if by_blocks > DENSE * by_index || is_worth_sharing {
+        if by_blocks > self.leaves_index_at * by_index || is_worth_sharing {
             (self.path, self.position) = (Path::Blocks, Position::whole_heap(leaf)?);
         }
         Ok(())
