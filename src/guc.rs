@@ -32,7 +32,7 @@ static HISTORY_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(7 * 24 * 60);
 /// Rows per second that all sweeps of the server together may remove; 0 means no limit.
 static MAX_ROWS_PER_SECOND: GucSetting<i32> = GucSetting::<i32>::new(0);
 /// Kilobytes of WAL per second that all sweeps of the server together may write; 0 means no limit.
-static MAX_WAL_PER_SECOND: GucSetting<i32> = GucSetting::<i32>::new(0);
+static MAX_WAL_PER_SECOND: GucSetting<i32> = GucSetting::<i32>::new(-1);
 /// How far a standby or slot may lag before sweeps wait: bytes or a time, with a unit; empty means any lag.
 static MAX_REPLICA_LAG: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 
@@ -107,7 +107,7 @@ const NUMBERS: [Number; 12] = [
     (c"pg_ttl_index.max_rows_per_second", c"Sets how many rows all sweeps of the server may remove in a second.",
         &MAX_ROWS_PER_SECOND, 0..=i32::MAX, GucFlags::empty()),
     (c"pg_ttl_index.max_wal_per_second", c"Sets how much write-ahead log all sweeps of the server may write in a second.",
-        &MAX_WAL_PER_SECOND, 0..=i32::MAX, GucFlags::UNIT_KB),
+        &MAX_WAL_PER_SECOND, -1..=i32::MAX, GucFlags::UNIT_KB),
     (c"pg_ttl_index.max_clock_jump", c"Sets how far the clock may jump ahead before sweeping stops.",
         &MAX_CLOCK_JUMP, 0..=i32::MAX, GucFlags::UNIT_S),
 ];
@@ -203,9 +203,16 @@ pub fn max_rows_per_second() -> Option<i32> {
     Some(MAX_ROWS_PER_SECOND.get()).filter(|rate| *rate > 0)
 }
 
-/// Returns the limit in bytes.
-pub fn max_wal_per_second() -> Option<i64> {
-    Some(i64::from(MAX_WAL_PER_SECOND.get()) * 1024).filter(|rate| *rate > 0)
+/// The limit of workers, in kilobytes, if none is set: others still write and commit beside them as usual.
+const WORKERS_WAL_PER_SECOND: i32 = 64 * 1024;
+
+/// Returns the limit in bytes. Nobody has to wait for a manual sweep that was not told to be slow.
+pub fn max_wal_per_second(is_worker: bool) -> Option<i64> {
+    let rate = match MAX_WAL_PER_SECOND.get() {
+        -1 if is_worker => WORKERS_WAL_PER_SECOND,
+        rate => rate,
+    };
+    Some(i64::from(rate) * 1024).filter(|rate| *rate > 0)
 }
 
 /// How far standbys may lag.

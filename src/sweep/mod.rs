@@ -248,7 +248,7 @@ impl Sweep {
         self.tally.wal_bytes += wal_bytes;
         // A sweep that does not wait itself, and may be rolled back, must not make other sweeps wait.
         if self.scope != Scope::Subtransaction {
-            self.pace.spend(&self.rule, self.tally.rows - rows_before, wal_bytes);
+            self.pace.spend(&self.rule, self.scope, self.tally.rows - rows_before, wal_bytes);
         }
         step.or_else(|failure| {
             if failure.needs_time {

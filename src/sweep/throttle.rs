@@ -41,7 +41,7 @@ impl Throttle {
         let rates = [
             (Hold::RuleRate, own),
             (Hold::Rate, guc::max_rows_per_second().map_or(Duration::ZERO, |_| left(all.rows))),
-            (Hold::WalRate, guc::max_wal_per_second().map_or(Duration::ZERO, |_| left(all.wal))),
+            (Hold::WalRate, wal_per_second(scope).map_or(Duration::ZERO, |_| left(all.wal))),
         ];
         if let Some(hold) = rates.into_iter().filter(|(_, left)| !left.is_zero()).max_by_key(|(_, left)| *left) {
             return Ok(Some(hold));
@@ -64,17 +64,22 @@ impl Throttle {
     }
 
     /// Records what a batch did. Other sweeps wait for it only a limited time, however much it was.
-    pub fn spend(&mut self, rule: &Rule, rows: i64, wal_bytes: i64) {
+    pub fn spend(&mut self, rule: &Rule, scope: Scope, rows: i64, wal_bytes: i64) {
         if let Some(rate) = rule.options.max_rows_per_second {
             let cost = Duration::from_micros(micros(rows, rate.into()).unsigned_abs());
             self.paid = Some(self.paid.map_or_else(Instant::now, |paid| paid.max(Instant::now())) + cost);
         }
         let rows = guc::max_rows_per_second().map_or(0, |rate| micros(rows, rate.into())) - self.advance.take();
-        let wal = guc::max_wal_per_second().map_or(0, |rate| micros(wal_bytes, rate));
+        let wal = wal_per_second(scope).map_or(0, |rate| micros(wal_bytes, rate));
         if rows != 0 || wal != 0 {
             shmem::pay(clock_timestamp().into(), rows, wal);
         }
     }
+}
+
+/// Returns how many bytes of WAL sweeps of this scope may write in a second.
+fn wal_per_second(scope: Scope) -> Option<i64> {
+    guc::max_wal_per_second(scope == Scope::Transaction)
 }
 
 /// Returns the cost of an amount, in microseconds, at a rate per second.

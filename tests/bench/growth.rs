@@ -65,6 +65,7 @@ pub fn workers(_: &Server) {
             "autovacuum=off",
             "synchronous_commit=off",
             "pg_ttl_index.naptime=1",
+            "pg_ttl_index.max_wal_per_second=0",
             &format!("pg_ttl_index.max_workers_per_table={workers}"),
         ]);
         let mut session = Session::connect(&server, "postgres", "postgres");

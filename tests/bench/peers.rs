@@ -123,6 +123,7 @@ pub fn extensions(_: &Server) {
         "autovacuum=off",
         "synchronous_commit=off",
         "max_worker_processes=16",
+        "pg_ttl_index.max_wal_per_second=0",
     ]);
     server.stop();
     server.set(&format!("cron.host={}", server.host().display()));

@@ -1,8 +1,13 @@
 //! One large table, swept by several processes.
 
-use crate::worker::{database, server};
+use crate::worker::{self, database};
 use harness::{Database, Server};
 use std::sync::Arc;
+
+/// A server whose workers may write as much as they can: a sweep that waits gives nothing away.
+fn server(settings: &[&str]) -> Arc<Server> {
+    worker::server(&[settings, &["pg_ttl_index.max_wal_per_second=0"]].concat())
+}
 
 /// 400,000 rows in 9,000 blocks, all but 1,000 of them expired, in batches that take a while.
 const LARGE: &str = "CREATE TABLE t (id int, at timestamptz, pad text DEFAULT repeat('x', 120)) WITH (autovacuum_enabled = off);

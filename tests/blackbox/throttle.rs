@@ -86,6 +86,27 @@ fn log_is_written_no_faster_than_it_may_be() {
 }
 
 #[test]
+fn workers_leave_the_log_to_others_and_manual_sweeps_do_not_unless_told_so() {
+    let server = server(&["wal_level=logical", "max_wal_size=4GB"]);
+    let mut db = database(&server);
+    db.run(
+        "CREATE TABLE t (at timestamptz, pad text) WITH (autovacuum_enabled = off); ALTER TABLE t REPLICA IDENTITY FULL;
+         INSERT INTO t SELECT '2020-01-01', repeat('x', 1500) FROM generate_series(1, 100000)",
+    );
+    db.run("SELECT ttl_create_index('t', 'at', 60, index_method => 'none')");
+    db.wait_for_often("SELECT hold FROM ttl_progress", "pg_ttl_index.max_wal_per_second");
+    db.run("SELECT ttl_stop_worker()");
+    db.wait_for("SELECT count(*) FROM ttl_progress", "0");
+    let mut other = db.session("postgres");
+    let sweeping = std::thread::spawn(move || other.run("CALL ttl_sweep('t')"));
+    while !sweeping.is_finished() {
+        assert_eq!(db.get("SELECT count(*) FROM ttl_progress WHERE hold IS NOT NULL"), "0");
+    }
+    sweeping.join().expect("the sweep");
+    assert_eq!(db.get(ROWS), "0");
+}
+
+#[test]
 fn a_sweep_ends_at_its_cap_and_the_next_ones_go_on() {
     let mut db = with(EXPIRED);
     db.run("SELECT ttl_create_index('t', 'at', 60, 40, max_rows_per_run => 100)");
