@@ -25,12 +25,18 @@ STEP = .ci/step
 THREADS = $(shell expr 2 \* $$(nproc))
 FEATURES = --no-default-features --features pg$(PG)
 
-.PHONY: help rust setup install schema demo bench regress pg_upgrade test test-all test-reliability checks fmt clippy doc pgtest blackbox deny clean
+# Where PostgreSQL with its assertions is built, and what is built for it.
+ASSERTING = $(CACHE)/assertions
+# What is short enough to look everything up anew at every step.
+PATIENT = registering_a_rule_wakes only_expired_rows_go filters_decide plans_of_other_sessions a_row_that_expires_meanwhile
+
+.PHONY: help rust setup install schema demo bench regress pg_upgrade test test-all test-assertions test-reliability checks fmt clippy doc pgtest blackbox deny clean
 
 help:
 	@echo 'make demo   build, start a throw-away server, and show what the extension does'
 	@echo 'make test   every check: format, lints, docs, unit tests, tests inside and against a server'
 	@echo 'make test-all  the same for each PostgreSQL that can be had, 15 to 19'
+	@echo 'make test-assertions  the tests against a server built with assertions'
 	@echo 'make test-reliability  tries to break the promises, for some minutes'
 	@echo 'make blackbox TEST=name  the tests against real servers whose names contain this'
 	@echo 'make bench  what it all costs, beside what others do; writes docs/benchmarks.md'
@@ -66,10 +72,20 @@ test-reliability: install
 	@$(STEP) 'build the trials' cargo build --package pg_ttl_index_tests --bin reliability
 	@"$(CARGO_TARGET_DIR)/debug/reliability" $(PART)
 
+test-assertions: setup
+	@$(STEP) 'fetch the source of PostgreSQL' .ci/source
+	@$(STEP) 'build PostgreSQL with assertions' .ci/assertions
+	@mkdir -p "$(ASSERTING)" "$(CACHE)/drivers"; ln -sfn "$(CACHE)/drivers" "$(ASSERTING)/drivers"
+	@$(ASSERTED) pgtest blackbox
+	@PG_TTL_SETTINGS=debug_discard_caches=1 $(ASSERTED) blackbox TEST='$(PATIENT)'
+
+ASSERTED = $(MAKE) --no-print-directory CACHE="$(ASSERTING)" CARGO_PGRX="$(CARGO_PGRX)" \
+    PG_CONFIG="$(ASSERTING)/postgresql$(PG)/bin/pg_config"
+
 regress: install
-	@$(STEP) 'fetch the regression tests of PostgreSQL' .ci/source
+	@$(STEP) 'fetch the source of PostgreSQL' .ci/source
 	@$(STEP) 'build their runner' cargo build --package pg_ttl_index_tests --bin regression
-	@"$(CARGO_TARGET_DIR)/debug/regression" "$(CACHE)/regress$(PG)"
+	@"$(CARGO_TARGET_DIR)/debug/regression" "$(CACHE)/source$(PG)/src/test/regress"
 
 fmt: rust
 	@$(STEP) 'check format' cargo fmt --all --check

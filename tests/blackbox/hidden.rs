@@ -1,77 +1,20 @@
 //! Expired means invisible: what a query sees of a table whose rule hides expired rows.
 
+use crate::reliability::trials::twins::{ALL, difference, random_query, twins};
 use crate::sources;
 use crate::sweep::with;
-use harness::Random;
-use harness::{Database, Server, Session};
+use harness::{Database, Random, Server, Session};
 use std::sync::Arc;
 
-/// Two schemas with the same tables: in `hidden` expired rows are there and hidden, in `gone` they are not there.
-fn twins() -> Database {
-    let mut db = with("CREATE SCHEMA hidden; CREATE SCHEMA gone; CREATE TABLE moment AS SELECT now() AS m");
-    for schema in ["gone", "hidden"] {
-        db.run(&format!(
-            "SET search_path = {schema}, public;
-             CREATE TABLE t (id int PRIMARY KEY, grp int, at timestamptz, label text);
-             CREATE TABLE u (id int PRIMARY KEY, t int, n numeric, at timestamptz NOT NULL);
-             CREATE TABLE p (id int, at timestamptz NOT NULL, n int) PARTITION BY RANGE (at);
-             CREATE TABLE p_old PARTITION OF p FOR VALUES FROM (MINVALUE) TO ('2025-01-01');
-             CREATE TABLE p_new (n int, at timestamptz NOT NULL, id int); ALTER TABLE p ATTACH PARTITION p_new DEFAULT;
-             CREATE TABLE i (id int, at timestamptz); CREATE TABLE i_child (more text) INHERITS (i);
-             CREATE TABLE plain (id int PRIMARY KEY, note text);
-             INSERT INTO plain SELECT x, 'note ' || x FROM generate_series(1, 40) x;
-             INSERT INTO t SELECT x, x % 7, CASE WHEN x % 11 = 0 THEN NULL WHEN x % 3 = 0 THEN m - interval '2 hours' ELSE m + interval '1 day' END,
-                                  md5(x::text) FROM generate_series(1, 200) x, moment;
-             INSERT INTO u SELECT x, x * 7 % 220, x / 3.0, CASE WHEN x % 4 = 0 THEN '2020-01-01'::timestamptz ELSE m END FROM generate_series(1, 300) x, moment;
-             INSERT INTO p SELECT x, CASE WHEN x % 3 = 0 THEN '2020-01-01'::timestamptz WHEN x % 3 = 1 THEN m - interval '3 hours' ELSE m END, x % 5
-                           FROM generate_series(1, 90) x, moment;
-             INSERT INTO i SELECT x, CASE WHEN x % 2 = 0 THEN '2020-01-01'::timestamptz ELSE m END FROM generate_series(1, 20) x, moment;
-             INSERT INTO i_child SELECT x, CASE WHEN x % 2 = 0 THEN '2020-01-01'::timestamptz ELSE m END, 'c' FROM generate_series(21, 40) x, moment;
-             CREATE VIEW v AS SELECT t.id, t.label, u.n FROM t LEFT JOIN u ON u.t = t.id;
-             CREATE FUNCTION in_sql(g int) RETURNS SETOF t STABLE LANGUAGE sql AS 'SELECT * FROM t WHERE grp = g';
-             CREATE FUNCTION in_plpgsql() RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RETURN (SELECT count(*) FROM t JOIN u ON u.t = t.id); END';
-             CREATE FUNCTION atomic() RETURNS TABLE (id int) STABLE LANGUAGE sql BEGIN ATOMIC SELECT t.id FROM t; END"
-        ));
+fn check(db: &mut Database, statements: &str) {
+    if let Some(difference) = difference(db, statements) {
+        panic!("{difference}");
     }
-    db.run(
-        "DELETE FROM gone.t WHERE at <= now() - interval '1 hour'; DELETE FROM gone.u WHERE at <= now() - interval '1 hour';
-         DELETE FROM gone.p WHERE at <= now() - interval '1 hour'; DELETE FROM gone.i WHERE at <= now() - interval '1 hour';
-         SELECT ttl_create_index(x, 'at', interval '1 hour', hide_expired => true) FROM unnest('{hidden.t,hidden.u,hidden.p,hidden.i}'::regclass[]) x;
-         ANALYZE",
-    );
-    assert_eq!(
-        db.get("SET pg_ttl_index.hide_expired = off; SELECT count(*) FROM hidden.t; RESET pg_ttl_index.hide_expired"),
-        "200"
-    );
-    db
 }
-
-/// What a session sees of statements in a schema, in a transaction that is undone.
-fn seen(db: &mut Database, schema: &str, statements: &str) -> String {
-    db.run(&format!("BEGIN; SET LOCAL search_path = {schema}, public"));
-    let seen = db.try_get(statements).map_err(|error| (error.code, error.message));
-    db.run("ROLLBACK; DEALLOCATE ALL");
-    format!("{seen:?}")
-}
-
-fn compare(db: &mut Database, statements: &str) {
-    let (expected, actual) = (seen(db, "gone", statements), seen(db, "hidden", statements));
-    let shown = |seen: &str| seen.chars().take(300).collect::<String>();
-    assert!(
-        actual == expected,
-        "{statements}
-expected {}
-but got {}",
-        shown(&expected),
-        shown(&actual)
-    );
-}
-
-const ALL: &str = "; SELECT id, grp, label FROM t ORDER BY id; SELECT id, t, n FROM u ORDER BY id; SELECT id, n FROM p ORDER BY id; SELECT id FROM i ORDER BY id";
 
 #[test]
 fn every_kind_of_query_sees_what_it_would_see_if_the_rows_were_gone() {
-    let mut db = twins();
+    let mut db = twins(Database::empty());
     for query in [
         "SELECT * FROM t ORDER BY id",
         "TABLE t ORDER BY id",
@@ -123,9 +66,9 @@ fn every_kind_of_query_sees_what_it_would_see_if_the_rows_were_gone() {
         "SELECT count(*) FROM u WHERE 1 / (id - 4) >= 0",
         "SELECT count(*) FROM t WHERE (CASE WHEN id = 3 THEN 'x' ELSE '1' END)::int = 1",
     ] {
-        compare(&mut db, query);
+        check(&mut db, query);
         let parallel = "SET LOCAL parallel_setup_cost = 0; SET LOCAL parallel_tuple_cost = 0; SET LOCAL min_parallel_table_scan_size = 0";
-        compare(&mut db, &format!("{parallel}; {query}"));
+        check(&mut db, &format!("{parallel}; {query}"));
     }
     for change in [
         "UPDATE t SET label = 'changed' RETURNING id",
@@ -147,57 +90,22 @@ fn every_kind_of_query_sees_what_it_would_see_if_the_rows_were_gone() {
         "UPDATE t SET id = 3 WHERE id = 4",
         "UPDATE t SET id = 5 WHERE id = 4",
     ] {
-        compare(&mut db, &format!("{change}{ALL}"));
+        check(&mut db, &format!("{change}{ALL}"));
     }
     if db.get("SELECT current_setting('server_version_num')::int >= 150000") == "t" {
         let merge = "MERGE INTO t USING (SELECT generate_series(1, 12) AS id) s ON t.id = s.id
                      WHEN MATCHED AND t.grp = 1 THEN DELETE WHEN MATCHED THEN UPDATE SET label = 'matched'
                      WHEN NOT MATCHED THEN INSERT VALUES (s.id, 0, now(), 'merged')";
-        compare(&mut db, &format!("{merge}{ALL}"));
-    }
-}
-
-/// A random query over the twins' tables.
-fn random_query(random: &mut Random) -> String {
-    let tables = ["t", "u", "p", "i", "plain", "v", "(SELECT * FROM t WHERE grp < 4)", "in_sql(2)", "p_new"];
-    let mut from = format!("{} a", random.pick(&tables));
-    let joins = random.below(3);
-    for alias in ["b", "c"].iter().take(joins as usize) {
-        let join = random.pick(&["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"]);
-        let on = random.pick(&["a.id", "a.id + 1"]);
-        from += &format!(" {join} {} {alias} ON {on} = {alias}.id", random.pick(&tables));
-    }
-    let condition = match random.below(8) {
-        0 => format!("a.id < {}", random.below(200)),
-        1 => format!("a.id IN (SELECT id FROM {})", random.pick(&["t", "u", "i"])),
-        2 => format!("NOT EXISTS (SELECT FROM {} x WHERE x.id = a.id)", random.pick(&["t", "u", "p"])),
-        3 => format!("a.id = (SELECT max(id) FROM {} x WHERE x.id < a.id + 2)", random.pick(&["t", "u"])),
-        4 => "a.id % 2 = 0 OR a.id IS NULL".to_owned(),
-        5 => format!("a.id > ALL (SELECT id FROM u WHERE n < {})", random.below(5)),
-        6 => "a.id::text LIKE '1%'".to_owned(),
-        _ => "true".to_owned(),
-    };
-    let target = random.pick(&["a.id", "count(*), sum(a.id)", "a.id % 5, count(*)", "DISTINCT a.id % 9"]);
-    let group = if target.starts_with("a.id % 5") { " GROUP BY 1" } else { "" };
-    let select = format!("SELECT {target} FROM {from} WHERE {condition}{group}");
-    match random.below(8) {
-        0 => format!("WITH x AS ({select}) SELECT * FROM x ORDER BY 1"),
-        1 => format!("{select} UNION ALL {select} ORDER BY 1"),
-        2 => format!("UPDATE t SET label = 'x' WHERE id IN (SELECT a.id FROM {from} WHERE {condition}){ALL}"),
-        3 => format!("DELETE FROM u WHERE id IN (SELECT a.id FROM {from} WHERE {condition}){ALL}"),
-        4 => format!(
-            "INSERT INTO t SELECT DISTINCT a.id % 50 + 1, 1, now(), 'new' FROM {from} WHERE {condition} ON CONFLICT (id) DO UPDATE SET label = 'both'{ALL}"
-        ),
-        _ => format!("{select} ORDER BY 1"),
+        check(&mut db, &format!("{merge}{ALL}"));
     }
 }
 
 #[test]
 fn random_queries_see_what_they_would_see_if_the_rows_were_gone() {
-    let mut db = twins();
+    let mut db = twins(Database::empty());
     let mut random = Random(42);
     for _ in 0..400 {
-        compare(&mut db, &random_query(&mut random));
+        check(&mut db, &random_query(&mut random));
     }
 }
 

@@ -1,11 +1,11 @@
 //! A short part of `make test-reliability`.
 
 #[path = "../reliability/mod.rs"]
-mod trials;
+pub mod trials;
 
 use harness::Random;
 use std::time::Duration;
-use trials::{Trial, chaos, fuzz, isolation, memory, settings, touches, upserts};
+use trials::{Trial, chaos, disk, fuzz, isolation, memory, replication, settings, touches, twins, upserts};
 
 fn check(trials: Vec<Trial>) {
     for Trial { name, tried, what, faults } in trials {
@@ -27,6 +27,25 @@ fn upserts_onto_hot_keys_have_their_effect() {
 #[test]
 fn odd_arguments_meet_clear_errors() {
     check(fuzz::run(&mut Random(15), 2_000));
+}
+
+#[test]
+fn what_happens_to_hidden_rows_changes_no_query() {
+    check(twins::run(&mut Random(15), 300));
+}
+
+#[test]
+fn a_failover_in_the_middle_of_a_sweep_loses_no_row() {
+    check(replication::run(&mut Random(15), 1));
+}
+
+#[test]
+fn a_full_disk_loses_no_row() {
+    // Only root may mount a small one.
+    let trials = disk::run(&mut Random(15), 1);
+    if trials[0].tried > 0 {
+        check(trials);
+    }
 }
 
 #[test]

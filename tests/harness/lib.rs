@@ -6,7 +6,7 @@ mod server;
 
 pub use database::{Database, Session, SqlError};
 pub use random::Random;
-pub use server::Server;
+pub use server::{Server, is_alive};
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -15,7 +15,7 @@ server=$!
 cat >/dev/null
 kill -INT "$server" 2>/dev/null
 wait "$server"
-[ -e "$dir/stopped" ] || [ -n "$PG_TTL_KEEP" ] || rm -rf "$dir"
+[ -e "$dir/stopped" ] || [ -n "$PG_TTL_KEEP" ] || rm -rf "$dir" 2>/dev/null
 "#;
 
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -27,6 +27,8 @@ pub struct Server {
     settings: Vec<String>,
     environment: Vec<(String, String)>,
     keeper: Child,
+    /// Whether the directory is a file system of its own.
+    is_mounted: bool,
 }
 
 impl Server {
@@ -41,6 +43,23 @@ impl Server {
         let directory = new_cluster(&programs, &[]);
         let environment = environment.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
         Self::run_in(programs, directory, settings.iter().map(|setting| (*setting).into()).collect(), environment)
+    }
+
+    /// The same, on a file system of its own of so many megabytes. `None` if nothing may be mounted here.
+    pub fn start_on_small_disk(megabytes: u32, settings: &[&str]) -> Option<Self> {
+        let programs = installation("PG_HOME");
+        let directory = new_directory();
+        let options = format!("size={megabytes}m,uid={}", run(unprivileged("id").arg("-u")).trim());
+        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&directory).output();
+        if !mount.is_ok_and(|output| output.status.success()) {
+            let _ = std::fs::remove_dir(&directory);
+            return None;
+        }
+        make_cluster(&programs, &directory, &[]);
+        let settings = settings.iter().map(|setting| (*setting).into()).collect();
+        let mut server = Self::run(programs, directory, settings);
+        server.is_mounted = true;
+        Some(server)
     }
 
     /// The same, of another PostgreSQL.
@@ -122,6 +141,31 @@ impl Server {
         self.wait_until_ready();
     }
 
+    /// Ends the server as a crash of its machine would. It can be started again, or rejoin.
+    pub fn crash(&mut self) {
+        let pidfile =
+            std::fs::read_to_string(self.directory.join("data/postmaster.pid")).expect("the postmaster's pid");
+        let postmaster = pidfile.lines().next().expect("a pid").to_owned();
+        let children = Command::new("pgrep").args(["-P", &postmaster]).output().expect("its processes");
+        let processes = format!("{postmaster}\n{}", String::from_utf8_lossy(&children.stdout));
+        let _ = Command::new("kill").arg("-KILL").args(processes.lines()).output();
+        let deadline = Instant::now() + READY_WITHIN;
+        while processes.lines().any(is_alive) {
+            assert!(Instant::now() < deadline, "killed processes are still there");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.stop();
+    }
+
+    /// Makes it a standby of the server that was promoted in its place, and starts it.
+    pub fn rejoin(&mut self, primary: &Self) {
+        let source = format!("host={} user=postgres dbname=postgres", primary.directory.display());
+        run(unprivileged(self.programs.join("pg_rewind"))
+            .args(["--no-sync", "--write-recovery-conf", "--source-server", &source, "--target-pgdata"])
+            .arg(self.directory.join("data")));
+        self.start_again();
+    }
+
     /// Has it start with another setting the next time.
     pub fn set(&mut self, setting: &str) {
         self.settings.push(setting.to_owned());
@@ -161,7 +205,7 @@ impl Server {
         environment: Vec<(String, String)>,
     ) -> Self {
         let keeper = keeper(&programs, &directory, &settings, &environment);
-        let server = Self { programs, directory, settings, environment, keeper };
+        let server = Self { programs, directory, settings, environment, keeper, is_mounted: false };
         server.wait_until_ready();
         server
     }
@@ -180,10 +224,19 @@ impl Drop for Server {
         let _ = std::fs::remove_file(self.directory.join("stopped"));
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
+        if self.is_mounted {
+            let _ = Command::new("umount").arg("--lazy").arg(&self.directory).output();
+        }
         if std::env::var_os("PG_TTL_KEEP").is_none() {
             let _ = std::fs::remove_dir_all(&self.directory);
         }
     }
+}
+
+/// Whether a process is there and not a zombie.
+pub fn is_alive(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with('Z'))
 }
 
 fn new_directory() -> PathBuf {
@@ -192,14 +245,20 @@ fn new_directory() -> PathBuf {
 
 fn new_cluster(programs: &Path, options: &[&str]) -> PathBuf {
     let directory = new_directory();
+    make_cluster(programs, &directory, options);
+    directory
+}
+
+fn make_cluster(programs: &Path, directory: &Path, options: &[&str]) {
     run(unprivileged(programs.join("initdb"))
         .args(["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--pgdata"])
         .arg(directory.join("data"))
         .args(options));
-    directory
 }
 
 fn keeper(programs: &Path, directory: &Path, settings: &[String], environment: &[(String, String)]) -> Child {
+    // Settings for every server of a run.
+    let more = std::env::var("PG_TTL_SETTINGS").unwrap_or_default();
     unprivileged("env")
         .args(environment.iter().map(|(name, value)| format!("{name}={value}")))
         .args(["sh", "-c", KEEPER, "sh"])
@@ -211,6 +270,7 @@ fn keeper(programs: &Path, directory: &Path, settings: &[String], environment: &
         .arg(directory)
         .args(["-c", "listen_addresses=", "-c", "fsync=off", "-c", "max_connections=200"])
         .args(settings.iter().flat_map(|setting| ["-c", setting.as_str()]))
+        .args(more.split_whitespace().flat_map(|setting| ["-c", setting]))
         .stdin(Stdio::piped())
         .spawn()
         .expect("starting a server")

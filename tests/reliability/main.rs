@@ -4,7 +4,7 @@
 mod reliability;
 
 use harness::Random;
-use reliability::{Trial, chaos, fuzz, isolation, memory, settings, touches, upserts};
+use reliability::{Trial, chaos, disk, fuzz, isolation, memory, replication, settings, touches, twins, upserts};
 use std::time::{Duration, Instant, SystemTime};
 
 fn main() {
@@ -17,17 +17,20 @@ fn main() {
     // All, or those that are named.
     let named: Vec<_> = std::env::args().skip(1).collect();
     type Part<'a> = (&'a str, &'a dyn Fn(&mut Random) -> Vec<Trial>);
-    let parts: [Part<'_>; 7] = [
+    let parts: [Part<'_>; 10] = [
         ("touches", &|_| touches::run(100_000, 1)),
         ("upserts", &|_| upserts::run(1_000_000)),
         ("fuzz", &|random| fuzz::run(random, 200_000)),
+        ("twins", &|random| twins::run(random, 10_000)),
         ("memory", &|_| memory::run(10_000)),
         ("isolation", &|_| isolation::run(3)),
         ("settings", &|_| settings::run(&["DATABASE", "ROLE", "session"], 1)),
+        ("replication", &|random| replication::run(random, 6)),
+        ("disk", &|random| disk::run(random, 6)),
         ("chaos", &|random| chaos::run(random, time, 12)),
     ];
     let mut faults = 0;
-    println!("{:<10} {:<42} {:>9}  {:<32} lost", "", "", "tried", "");
+    println!("{:<11} {:<42} {:>9}  {:<32} lost", "", "", "tried", "");
     for (name, run) in parts {
         if !named.is_empty() && !named.iter().any(|other| other == name) {
             continue;
@@ -35,13 +38,13 @@ fn main() {
         let begun = Instant::now();
         for Trial { name: trial, tried, what, faults: found } in run(&mut Random(seed)) {
             println!(
-                "{name:<10} {trial:<42} {tried:>9}  {what:<32} {}",
+                "{name:<11} {trial:<42} {tried:>9}  {what:<32} {}",
                 if found.is_empty() { "nothing" } else { "SEE BELOW" }
             );
             found.iter().for_each(|fault| println!("    {fault}"));
             faults += found.len();
         }
-        println!("{name:<10} {:.0} s", begun.elapsed().as_secs_f64());
+        println!("{name:<11} {:.0} s", begun.elapsed().as_secs_f64());
     }
     assert!(faults == 0, "{faults} faults; run it again with SEED={seed}");
 }

@@ -1,11 +1,15 @@
 //! Trials that try to break the promises: many times, at random, under load.
 
 pub mod chaos;
+pub mod disk;
 pub mod fuzz;
 pub mod isolation;
+mod ledger;
 pub mod memory;
+pub mod replication;
 pub mod settings;
 pub mod touches;
+pub mod twins;
 pub mod upserts;
 
 use harness::{Server, run};
