@@ -63,7 +63,7 @@ demo: setup
 
 bench: setup
 	@$(STEP) 'build and install the extension for speed' .ci/install --release
-	@$(STEP) 'set up pg_cron and pg_partman' .ci/peers
+	@$(STEP) 'set up what it is compared with' .ci/peers
 	@$(STEP) 'build the benchmark' cargo build --release --package pg_ttl_index_tests --bin bench
 	@"$(CARGO_TARGET_DIR)/release/bench"
 
@@ -101,6 +101,7 @@ pgtest: setup
 
 blackbox: install
 	@$(STEP) 'set up drivers' .ci/drivers
+	@$(STEP) 'set up what people preload' .ci/peers
 	@$(STEP) 'tests against real servers' cargo test --package pg_ttl_index_tests -- --test-threads=$(THREADS) $(TEST)
 
 # FROM is the major to upgrade from, installed before with `make install PG=…`.

@@ -4,10 +4,10 @@ use super::compat::{
     self, executor_run_hook, local_transaction, standard_ExecutorFinish, standard_ExecutorRun, standard_ExecutorStart,
 };
 use super::expression::elements;
-use super::identity;
 use super::pending::PendingRow;
 use super::plan::Tid;
 use super::trigger::Change;
+use super::{identity, planner};
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 use std::cell::{Cell, RefCell};
@@ -295,7 +295,9 @@ unsafe extern "C-unwind" fn forget_counts(query: *mut pg_sys::QueryDesc) {
     // SAFETY: a query that has run has a plan and a plan state.
     unsafe {
         let relids: Vec<_> = elements((*(*query).plannedstmt).relationOids).iter().map(|cell| cell.oid_value).collect();
-        if HOOKS.get().is_some_and(|hooks| (hooks.is_restricted)(&relids)) {
+        // Finding out takes queries, and these may be explained, too.
+        let is_restricted = || HOOKS.get().is_some_and(|hooks| (hooks.is_restricted)(&relids));
+        if planner::ask(is_restricted).unwrap_or(false) {
             forget_count((*query).planstate, ptr::null_mut());
         }
     }

@@ -49,7 +49,7 @@ struct Hooks {
 impl Hooks {
     /// Returns the condition that visible rows of a relation meet, if it hides others.
     fn condition(&self, relid: Oid) -> Option<Rc<Condition>> {
-        if IS_ASKING.get() || !asking(self.is_concerned) {
+        if !ask(self.is_concerned).unwrap_or(false) {
             return None;
         }
         asking(|| (self.decide)(relid)).and_then(|decision| decision.condition)
@@ -133,7 +133,7 @@ unsafe extern "C-unwind" fn finish(plan: *mut pg_sys::PlannedStmt) {
     let Some(hooks) = HOOKS.get() else { return };
     // SAFETY: the plan is whole, and not in use yet.
     unsafe {
-        if IS_ASKING.get() || (*plan).relationOids.is_null() || !asking(hooks.is_concerned) {
+        if (*plan).relationOids.is_null() || !ask(hooks.is_concerned).unwrap_or(false) {
             return;
         }
         let decide = hooks.decide;
@@ -161,6 +161,11 @@ unsafe extern "C-unwind" fn prepare(query: *mut pg_sys::Query, text: *const c_ch
         }
     }
     walk.depends_on_role
+}
+
+/// Calls one of our own functions, which may run queries, unless the query at hand is one of those.
+pub(super) fn ask<T>(function: impl FnOnce() -> T) -> Option<T> {
+    (!IS_ASKING.get()).then(|| asking(function))
 }
 
 /// Calls one of our own functions, which may run queries.
@@ -410,11 +415,10 @@ unsafe extern "C-unwind" fn must_not_be_inlined(function: Oid) -> bool {
         if identity::awaits_users_path() && pg_sys::func_volatile(function) == pg_sys::PROVOLATILE_VOLATILE as c_char {
             return true;
         }
-        !IS_ASKING.get()
-            && pg_sys::IsTransactionState()
+        pg_sys::IsTransactionState()
             && pg_sys::get_func_retset(function)
             && is_sql_function(function)
-            && asking(hooks.is_concerned)
+            && ask(hooks.is_concerned).unwrap_or(false)
     }
 }
 

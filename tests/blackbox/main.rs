@@ -31,6 +31,7 @@ mod permissions;
 mod pg_upgrade;
 mod poison;
 mod predicate;
+mod preloaded;
 mod preview;
 mod purge;
 mod races;

@@ -74,7 +74,7 @@ pub fn run(scopes: &[&str], every: usize) -> Vec<Trial> {
 }
 
 /// Registers rules of all kinds, sweeps, and returns what is not as it should be. Triggers do not fire for replicas.
-fn core(session: &mut Session, is_replica: bool) -> Vec<String> {
+pub fn core(session: &mut Session, is_replica: bool) -> Vec<String> {
     let mut faults = Vec::new();
     let mut check = |sql: &str, expected: &str| {
         let found = session.try_get(sql);
