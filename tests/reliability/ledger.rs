@@ -161,6 +161,7 @@ pub struct Load {
 
 #[derive(Default)]
 struct Shared {
+    pause: Duration,
     is_over: AtomicBool,
     written: AtomicU64,
     faults: Mutex<Vec<String>>,
@@ -169,7 +170,12 @@ struct Shared {
 impl Load {
     /// So many writers to the server whose socket is here.
     pub fn start(writers: u64, random: &mut Random, host: &Path) -> Self {
-        let shared = Arc::<Shared>::default();
+        Self::start_slow(writers, Duration::ZERO, random, host)
+    }
+
+    /// The same, with a pause after each transaction.
+    pub fn start_slow(writers: u64, pause: Duration, random: &mut Random, host: &Path) -> Self {
+        let shared = Arc::new(Shared { pause, ..Shared::default() });
         let writers = (0..writers)
             .map(|_| {
                 let (shared, seed, host) = (Arc::clone(&shared), random.below(u64::MAX), host.to_owned());
@@ -200,6 +206,7 @@ fn write(shared: &Shared, random: &mut Random, host: &Path) {
         match Session::ask(open, &statement(random)) {
             Some(Ok(_)) => {
                 shared.written.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(shared.pause);
             }
             // DDL comes in between.
             Some(Err(error)) if error.code.starts_with("XX") => {

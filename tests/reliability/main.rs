@@ -2,10 +2,15 @@
 
 #[path = "mod.rs"]
 mod reliability;
+#[path = "soak.rs"]
+mod soak;
 
 use harness::Random;
 use reliability::{Trial, chaos, disk, fuzz, isolation, memory, replication, settings, touches, twins, upserts};
 use std::time::{Duration, Instant, SystemTime};
+
+/// A part that runs only where it is named.
+const SOAK: &str = "soak";
 
 fn main() {
     let variable = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
@@ -14,10 +19,10 @@ fn main() {
     let minutes = variable("MINUTES").unwrap_or(3);
     println!("SEED={seed} MINUTES={minutes}");
     let time = Duration::from_secs(60 * minutes);
-    // All, or those that are named.
+    // All but one, or those that are named.
     let named: Vec<_> = std::env::args().skip(1).collect();
     type Part<'a> = (&'a str, &'a dyn Fn(&mut Random) -> Vec<Trial>);
-    let parts: [Part<'_>; 10] = [
+    let parts: [Part<'_>; 11] = [
         ("touches", &|_| touches::run(100_000, 1)),
         ("upserts", &|_| upserts::run(1_000_000)),
         ("fuzz", &|random| fuzz::run(random, 200_000)),
@@ -28,11 +33,13 @@ fn main() {
         ("replication", &|random| replication::run(random, 6)),
         ("disk", &|random| disk::run(random, 6)),
         ("chaos", &|random| chaos::run(random, time, 12)),
+        (SOAK, &|random| soak::run(random, time)),
     ];
     let mut faults = 0;
     println!("{:<11} {:<42} {:>9}  {:<32} lost", "", "", "tried", "");
     for (name, run) in parts {
-        if !named.is_empty() && !named.iter().any(|other| other == name) {
+        let is_wanted = if named.is_empty() { name != SOAK } else { named.iter().any(|other| other == name) };
+        if !is_wanted {
             continue;
         }
         let begun = Instant::now();

@@ -3,7 +3,8 @@
 use super::{Trial, server};
 use harness::{Database, Session};
 
-fn kilobytes(pid: &str) -> u64 {
+/// The memory of a process that it does not share.
+pub fn kilobytes(pid: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the worker");
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("its memory");
     line.trim().trim_end_matches(" kB").parse().expect("a number")

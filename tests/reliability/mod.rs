@@ -4,7 +4,7 @@ pub mod chaos;
 pub mod disk;
 pub mod fuzz;
 pub mod isolation;
-mod ledger;
+pub mod ledger;
 pub mod memory;
 pub mod replication;
 pub mod settings;
@@ -27,7 +27,7 @@ pub struct Trial {
 }
 
 /// A server whose workers look every second.
-fn server(settings: &[&str]) -> Arc<Server> {
+pub fn server(settings: &[&str]) -> Arc<Server> {
     let mut all = vec!["shared_preload_libraries=pg_ttl_index", "pg_ttl_index.naptime=1", "synchronous_commit=off"];
     all.extend(settings);
     Arc::new(Server::start(&all))
