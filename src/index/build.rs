@@ -135,11 +135,7 @@ impl Build<'_> {
             Ok(Regclass(index).qualified_name().filter(|_| is_ours))
         })?;
         let Some(name) = name else { return Ok(()) };
-        if statement::can_run_alone() {
-            return statement::run_alone(&format!("DROP INDEX CONCURRENTLY {name}"), self.rule.owner, Duration::ZERO);
-        }
-        SCOPE.attempt(|| in_sandbox(self.rule, || spi::execute(&format!("DROP INDEX {name}"), &[])))?;
-        Ok(())
+        statement::run_alone(&format!("DROP INDEX CONCURRENTLY {name}"), self.rule.owner, Duration::ZERO)
     }
 
     /// Returns the schema of a relation, and a name for its index: `wished`, if that is free.

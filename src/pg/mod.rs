@@ -36,6 +36,7 @@ mod receiver;
 pub mod recovery;
 mod reference;
 pub mod relation;
+mod restriction;
 pub mod setting;
 pub mod shmem;
 pub mod simple;

@@ -1,18 +1,13 @@
 //! Commands that cannot run inside a transaction, because they use several of their own.
 
 use super::compat;
+use super::restriction::Restriction;
 use super::transaction::{Failure, batch_timeout_ms, catch, leave_nothing_behind, set_time_limit};
 use super::{identity, process, shmem};
 use crate::error::TtlError;
 use pgrx::{PgList, PgMemoryContexts, pg_sys};
 use std::ffi::{CStr, CString};
 use std::time::Duration;
-
-/// Whether [`run_alone`] works: servers with assertions do not let a security restriction outlive a transaction.
-pub fn can_run_alone() -> bool {
-    // SAFETY: a setting that always exists.
-    unsafe { CStr::from_ptr(pg_sys::GetConfigOption(c"debug_assertions".as_ptr(), false, false)) == c"off" }
-}
 
 /// Runs a utility command in a background worker, outside a transaction, as `role` and in a sandbox. Waits for a lock
 /// or another transaction no longer than `patience`, and takes no longer than a batch may.
@@ -21,25 +16,23 @@ pub fn run_alone(sql: &str, role: pg_sys::Oid, patience: Duration) -> Result<(),
     set_lock_timeout(patience);
     set_time_limit(batch_timeout_ms());
     shmem::report_busy(true);
-    let result = as_role(role, || {
-        in_transactions(|memory| {
-            // SAFETY: in a transaction, with one statement that outlives it.
-            unsafe {
-                let context = pg_sys::MemoryContextSwitchTo(memory);
-                let command = parse(&text);
-                let statement: *mut pg_sys::PlannedStmt = pg_sys::palloc0(size_of::<pg_sys::PlannedStmt>()).cast();
-                (*statement).type_ = pg_sys::NodeTag::T_PlannedStmt;
-                (*statement).commandType = pg_sys::CmdType::CMD_UTILITY;
-                (*statement).canSetTag = true;
-                (*statement).utilityStmt = command;
-                (*statement).stmt_len = text.as_bytes().len() as i32;
-                let mut statements = PgList::new();
-                statements.push(statement);
-                pg_sys::MemoryContextSwitchTo(context);
-                run_in_portal(&text, pg_sys::CreateCommandTag(command), statements.into_pg());
-            }
-            Ok(())
-        })
+    let result = in_transactions(Some(role), |memory| {
+        // SAFETY: in a transaction, with one statement that outlives it.
+        unsafe {
+            let context = pg_sys::MemoryContextSwitchTo(memory);
+            let command = parse(&text);
+            let statement: *mut pg_sys::PlannedStmt = pg_sys::palloc0(size_of::<pg_sys::PlannedStmt>()).cast();
+            (*statement).type_ = pg_sys::NodeTag::T_PlannedStmt;
+            (*statement).commandType = pg_sys::CmdType::CMD_UTILITY;
+            (*statement).canSetTag = true;
+            (*statement).utilityStmt = command;
+            (*statement).stmt_len = text.as_bytes().len() as i32;
+            let mut statements = PgList::new();
+            statements.push(statement);
+            pg_sys::MemoryContextSwitchTo(context);
+            run_in_portal(&text, pg_sys::CreateCommandTag(command), statements.into_pg());
+        }
+        Ok(())
     });
     set_time_limit(0);
     forget_settings();
@@ -68,7 +61,7 @@ pub fn create_index_alone(
     is_wanted: impl FnOnce() -> Result<bool, TtlError>,
 ) -> Result<bool, Failure> {
     let text = CString::new(sql).unwrap_or_default();
-    in_transactions(|memory| {
+    in_transactions(None, |memory| {
         // SAFETY: in a transaction; the statement is an IndexStmt. It is analyzed for the relation it is built on,
         // which stays locked. What PostgreSQL needs of it after the transaction is in `memory`.
         unsafe {
@@ -104,27 +97,19 @@ fn set_lock_timeout(patience: Duration) {
     unsafe { pg_sys::SetConfigOption(c"lock_timeout".as_ptr(), millis.as_ptr(), context, source) };
 }
 
-/// Runs `work` as a role and in a sandbox, across all its transactions. The search path is the worker's.
-fn as_role<T>(role: pg_sys::Oid, work: impl FnOnce() -> T) -> T {
-    let (mut worker, mut context) = (pg_sys::InvalidOid, 0);
-    // SAFETY: plain reads and writes of backend-local state; work catches all errors.
-    unsafe {
-        pg_sys::GetUserIdAndSecContext(&mut worker, &mut context);
-        pg_sys::SetUserIdAndSecContext(role, context | pg_sys::SECURITY_RESTRICTED_OPERATION as i32);
-        let result = work();
-        pg_sys::SetUserIdAndSecContext(worker, context);
-        result
-    }
-}
-
-/// Runs `work` in a transaction, which it may end to start others; ends the last. Passes it memory that outlives them.
-fn in_transactions<T>(work: impl FnOnce(pg_sys::MemoryContext) -> Result<T, TtlError>) -> Result<T, Failure> {
+/// Runs `work` in a transaction, which it may end to start others; ends the last. Passes it memory that outlives them. With
+/// a role, the work runs as that role and restricted. The search path is the worker's.
+fn in_transactions<T>(
+    role: Option<pg_sys::Oid>,
+    work: impl FnOnce(pg_sys::MemoryContext) -> Result<T, TtlError>,
+) -> Result<T, Failure> {
     // Outside a transaction, the parent of this context is one that stays.
     let memory = PgMemoryContexts::new("command of pg_ttl_index");
     // SAFETY: the protocol of a background worker; an error anywhere ends in the abort below.
     unsafe {
         pg_sys::SetCurrentStatementStartTimestamp();
         pg_sys::StartTransactionCommand();
+        let restriction = role.map(Restriction::impose);
         let result = catch(|| {
             let done = work(memory.value())?;
             pg_sys::CommitTransactionCommand();
@@ -132,6 +117,9 @@ fn in_transactions<T>(work: impl FnOnce(pg_sys::MemoryContext) -> Result<T, TtlE
         });
         if result.is_err() {
             pg_sys::AbortCurrentTransaction();
+        }
+        if let Some(restriction) = restriction {
+            restriction.lift();
         }
         pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
         leave_nothing_behind();

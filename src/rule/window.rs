@@ -200,6 +200,17 @@ mod tests {
 
     proptest! {
         #[test]
+        fn whatever_is_read_is_written_so_that_it_can_be_read(
+            text: String, near in "([A-Za-z,-]{0,12} )?[0-9]{0,2}:[0-9:]{0,5}-[0-9]{0,2}:[0-9:]{0,5}( [A-Za-z/]{0,12})?",
+        ) {
+            for text in [text, near] {
+                if let Ok(window) = Window::parse(&text) {
+                    prop_assert_eq!(Window::parse(&window.to_string()), Ok(window));
+                }
+            }
+        }
+
+        #[test]
         fn every_change_is_a_change(days in 1..128_u8, start in 0..DAY, end in 0..=DAY, day in 1..=7_u32, second in 0..DAY) {
             prop_assume!(start != end);
             let window = Window { days: std::array::from_fn(|day| days >> day & 1 == 1), start, end, zone: None };

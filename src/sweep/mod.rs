@@ -409,7 +409,7 @@ impl Sweep {
         self.make_origin()?;
         let Some(work) = &mut self.work else { return Ok(Step::Finished) };
         let size = self.size.rows().min(Throttle::batch_limit(&self.rule)).min(limit);
-        let started = Instant::now();
+        let (started, wal_before) = (Instant::now(), process::wal_bytes());
         let tids: Vec<Tid> = work.found.drain(..size.min(work.found.len())).collect();
         let is_shared = self.is_share || self.gave_away;
         let is_first = self.tally.batches == 0 && !self.is_share;
@@ -417,7 +417,9 @@ impl Sweep {
         let mut batch = Batch::new(&self.rule, &self.catalog, self.scope, work, part);
         let result = if tids.is_empty() { batch.remove_next(size) } else { batch.remove(&tids) };
         let done = batch.done;
-        self.size.learn(done.removed.unsigned_abs() as usize, started.elapsed(), done.is_awaited);
+        // A batch takes at least the time that its WAL is worth: others who commit write that, too, and notice a lot at once.
+        let worth = Throttle::time_of_wal(self.scope, process::wal_bytes() - wal_before);
+        self.size.learn(done.removed.unsigned_abs() as usize, started.elapsed().max(worth), done.is_awaited);
         let path = work.scan.path();
         if !self.tally.paths.contains(&path) {
             self.tally.paths.push(path);

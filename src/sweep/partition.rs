@@ -85,7 +85,7 @@ impl Part {
     fn try_remove(&self, rule: &Rule, catalog: &Catalog, scope: Scope, cutoff: &str) -> Result<Decision, Failure> {
         let is_drop = rule.options.partition_action == PartitionAction::Drop;
         // DETACH PARTITION CONCURRENTLY uses transactions of its own, which only a worker can start.
-        if !is_drop && scope == Scope::Transaction && statement::can_run_alone() {
+        if !is_drop && scope == Scope::Transaction {
             self.detach(rule, catalog, cutoff)
         } else if is_in_use(self.relid, scope)? {
             Ok(Decision::InUse)

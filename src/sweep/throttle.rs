@@ -63,6 +63,11 @@ impl Throttle {
         Ok(None)
     }
 
+    /// Returns the time in which sweeps of this scope may write so much WAL.
+    pub fn time_of_wal(scope: Scope, bytes: i64) -> Duration {
+        Duration::from_micros(wal_cost(scope, bytes).unsigned_abs())
+    }
+
     /// Records what a batch did. Other sweeps wait for it only a limited time, however much it was.
     pub fn spend(&mut self, rule: &Rule, scope: Scope, rows: i64, wal_bytes: i64) {
         if let Some(rate) = rule.options.max_rows_per_second {
@@ -70,7 +75,7 @@ impl Throttle {
             self.paid = Some(self.paid.map_or_else(Instant::now, |paid| paid.max(Instant::now())) + cost);
         }
         let rows = guc::max_rows_per_second().map_or(0, |rate| micros(rows, rate.into())) - self.advance.take();
-        let wal = wal_per_second(scope).map_or(0, |rate| micros(wal_bytes, rate));
+        let wal = wal_cost(scope, wal_bytes);
         if rows != 0 || wal != 0 {
             shmem::pay(clock_timestamp().into(), rows, wal);
         }
@@ -80,6 +85,11 @@ impl Throttle {
 /// Returns how many bytes of WAL sweeps of this scope may write in a second.
 fn wal_per_second(scope: Scope) -> Option<i64> {
     guc::max_wal_per_second(scope == Scope::Transaction)
+}
+
+/// Returns the cost of WAL, in microseconds.
+fn wal_cost(scope: Scope, bytes: i64) -> i64 {
+    wal_per_second(scope).map_or(0, |rate| micros(bytes, rate))
 }
 
 /// Returns the cost of an amount, in microseconds, at a rate per second.

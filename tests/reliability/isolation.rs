@@ -8,56 +8,86 @@ use std::time::{Duration, Instant};
 /// Sessions, each with its steps, and what must be true afterwards of the table and of what the steps said.
 struct Spec {
     name: &'static str,
+    table: &'static str,
     options: &'static str,
     sessions: &'static [&'static [&'static str]],
     /// SQL for whether the end is right; `$n` is the result of the n-th step over all sessions, or NULL if it failed.
     holds: &'static str,
 }
 
+const TABLE: &str =
+    "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, v text, other timestamptz DEFAULT '2020-01-01')";
+const PARTITIONS: &str = "CREATE TABLE t (id int, at timestamptz, v text, other timestamptz) PARTITION BY RANGE (at);
+     CREATE TABLE old PARTITION OF t FOR VALUES FROM (MINVALUE) TO ('2021-01-01'); CREATE TABLE new PARTITION OF t DEFAULT";
 const SWEEP: &[&str] = &["BEGIN", "SELECT ttl_runner('t')", "COMMIT"];
 const TOUCH: &str = "WITH u AS (UPDATE t SET at = now() + interval '1 hour', v = 'touched' WHERE id = 1 RETURNING 1) SELECT count(*) FROM u";
 const UPSERT: &str = "WITH u AS (INSERT INTO t VALUES (1, now() + interval '1 hour', 'touched') ON CONFLICT (id) DO UPDATE SET at = excluded.at, v = excluded.v RETURNING 1) SELECT count(*) FROM u";
 const LIVES: &str = "SELECT count(*) = 1 FROM t WHERE id = 1 AND v = 'touched'";
 
-const SPECS: [Spec; 7] = [
+const SPECS: [Spec; 9] = [
     Spec {
         name: "a touch around a sweep",
+        table: TABLE,
         options: "",
         sessions: &[SWEEP, &["BEGIN", TOUCH, "COMMIT"]],
         holds: "CASE WHEN $4 = '1' THEN ($lives) ELSE NOT ($lives) END",
     },
     Spec {
         name: "a touch that is rolled back",
+        table: TABLE,
         options: "",
         sessions: &[SWEEP, &["BEGIN", TOUCH, "ROLLBACK"]],
         holds: "(SELECT count(*) = 0 FROM t WHERE v = 'touched')",
     },
     Spec {
         name: "an upsert on a hidden key",
+        table: TABLE,
         options: ", hide_expired => true",
         sessions: &[SWEEP, &["BEGIN", UPSERT, "COMMIT"]],
         holds: "$4 = '1' AND ($lives)",
     },
     Spec {
         name: "two upserts on a hidden key",
+        table: TABLE,
         options: ", hide_expired => true",
         sessions: &[&["BEGIN", UPSERT, "COMMIT"], &["BEGIN", UPSERT, "COMMIT"], &["SELECT ttl_runner('t')"]],
         holds: "$1 = '1' AND $4 = '1' AND ($lives)",
     },
     Spec {
         name: "a touch, a sweep and a pause",
+        table: TABLE,
         options: "",
         sessions: &[SWEEP, &[TOUCH], &["SELECT ttl_pause('t')"]],
         holds: "CASE WHEN $3 = '1' THEN ($lives) ELSE NOT ($lives) END AND (SELECT NOT active FROM ttl_summary)",
     },
     Spec {
         name: "a rule dropped around a sweep",
+        table: TABLE,
         options: "",
         sessions: &[SWEEP, &["BEGIN", "SELECT ttl_drop_index('t', 'at')", "COMMIT"], &[TOUCH]],
         holds: "CASE WHEN $6 = '1' THEN ($lives) ELSE NOT ($lives) END",
     },
     Spec {
+        name: "a row that leaves a partition as it is dropped",
+        table: PARTITIONS,
+        options: ", partition_action => 'drop'",
+        sessions: &[SWEEP, &["BEGIN", TOUCH, "COMMIT"]],
+        holds: "CASE WHEN $4 = '1' THEN ($lives) ELSE NOT ($lives) END AND (SELECT count(*) = 1 FROM t WHERE id = 2)",
+    },
+    Spec {
+        name: "a row that comes into a partition as it is dropped",
+        table: PARTITIONS,
+        options: ", partition_action => 'drop'",
+        sessions: &[
+            &["SELECT ttl_runner('t')"],
+            &["BEGIN", "UPDATE t SET at = '2020-06-01' WHERE id = 2", "ROLLBACK"],
+            &["BEGIN", "SELECT count(*) FROM t WHERE id = 2 FOR UPDATE", "COMMIT"],
+        ],
+        holds: "(SELECT count(*) = 1 FROM t WHERE id = 2)",
+    },
+    Spec {
         name: "columns swapped around a sweep",
+        table: TABLE,
         options: "",
         sessions: &[
             SWEEP,
@@ -153,10 +183,10 @@ impl Actor {
 fn play(db: &mut Database, spec: &Spec, order: &[usize]) -> Option<String> {
     db.run("DROP TABLE IF EXISTS t");
     db.run(&format!(
-        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, v text, other timestamptz DEFAULT '2020-01-01');
+        "{};
          SELECT ttl_create_index('t', 'at', 60, batch_size => 10{});
          INSERT INTO t VALUES (1, '2020-01-01', 'old', now()), (2, now() + interval '1 hour', 'live', '2020-01-01')",
-        spec.options
+        spec.table, spec.options
     ));
     let mut actors: Vec<_> = spec.sessions.iter().map(|_| Actor::new(db.session("postgres"))).collect();
     for session in order {

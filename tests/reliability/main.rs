@@ -36,7 +36,7 @@ fn main() {
         (SOAK, &|random| soak::run(random, time)),
     ];
     let mut faults = 0;
-    println!("{:<11} {:<42} {:>9}  {:<32} lost", "", "", "tried", "");
+    println!("{:<11} {:<50} {:>9}  {:<32} lost", "", "", "tried", "");
     for (name, run) in parts {
         let is_wanted = if named.is_empty() { name != SOAK } else { named.iter().any(|other| other == name) };
         if !is_wanted {
@@ -45,7 +45,7 @@ fn main() {
         let begun = Instant::now();
         for Trial { name: trial, tried, what, faults: found } in run(&mut Random(seed)) {
             println!(
-                "{name:<11} {trial:<42} {tried:>9}  {what:<32} {}",
+                "{name:<11} {trial:<50} {tried:>9}  {what:<32} {}",
                 if found.is_empty() { "nothing" } else { "SEE BELOW" }
             );
             found.iter().for_each(|fault| println!("    {fault}"));

@@ -32,6 +32,7 @@ pub fn run(random: &mut Random, time: Duration) -> Vec<Trial> {
     let begun = Instant::now();
     let mut series = [const { Vec::new() }; MEASURES.len()];
     for sample in 1..=SAMPLES {
+        std::thread::sleep((time * sample / SAMPLES).saturating_sub(begun.elapsed()));
         let worker = session.get(WORKER);
         for (points, (name, query)) in series.iter_mut().zip(MEASURES) {
             let value = match query {
@@ -41,7 +42,6 @@ pub fn run(random: &mut Random, time: Duration) -> Vec<Trial> {
             };
             points.push((begun.elapsed().as_secs_f64() / 60.0, value));
         }
-        std::thread::sleep((time * sample / SAMPLES).saturating_sub(begun.elapsed()));
     }
     let mut faults = Vec::new();
     let written = load.stop(&mut faults);
