@@ -204,7 +204,7 @@ pub fn max_rows_per_second() -> Option<i32> {
 }
 
 /// The limit of workers, in kilobytes, if none is set: others still write and commit beside them as usual.
-const WORKERS_WAL_PER_SECOND: i32 = 64 * 1024;
+const WORKERS_WAL_PER_SECOND: i32 = 16 * 1024;
 
 /// Returns the limit in bytes. Nobody has to wait for a manual sweep that was not told to be slow.
 pub fn max_wal_per_second(is_worker: bool) -> Option<i64> {
