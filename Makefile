@@ -30,7 +30,7 @@ ASSERTING = $(CACHE)/assertions
 # What is short enough to look everything up anew at every step.
 PATIENT = registering_a_rule_wakes only_expired_rows_go filters_decide plans_of_other_sessions a_row_that_expires_meanwhile
 
-.PHONY: help rust setup install schema demo bench regress pg_upgrade test test-all test-assertions test-reliability soak checks fmt clippy doc pgtest blackbox deny clean
+.PHONY: help rust setup install schema demo bench regress pg_upgrade test test-all test-assertions test-monitoring test-reliability soak checks fmt clippy doc pgtest blackbox deny clean
 
 help:
 	@echo 'make demo   build, start a throw-away server, and show what the extension does'
@@ -38,6 +38,7 @@ help:
 	@echo 'make test-all  the same for each PostgreSQL that can be had, 15 to 19'
 	@echo 'make test-assertions  the tests against a server built with assertions'
 	@echo 'make test-reliability  tries to break the promises, for some minutes'
+	@echo 'make test-monitoring  metrics and alerts, with the distribution'"'"'s Prometheus'
 	@echo 'make soak MINUTES=60  a steady load for long, and a picture of memory, locks, bloat and lag'
 	@echo 'make blackbox TEST=name  the tests against real servers whose names contain this'
 	@echo 'make bench  what it all costs, beside what others do; writes docs/benchmarks.md'
@@ -86,6 +87,10 @@ test-assertions: setup
 
 ASSERTED = $(MAKE) --no-print-directory CACHE="$(ASSERTING)" CARGO_PGRX="$(CARGO_PGRX)" \
     PG_CONFIG="$(ASSERTING)/postgresql$(PG)/bin/pg_config"
+
+test-monitoring: install
+	@$(STEP) 'unpack Prometheus and exporters' .ci/monitoring
+	@$(STEP) 'metrics and alerts, with Prometheus' cargo test --package pg_ttl_index_tests monitoring -- --ignored
 
 regress: install
 	@$(STEP) 'fetch the source of PostgreSQL' .ci/source

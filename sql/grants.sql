@@ -9,7 +9,8 @@ REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, bool
 
 -- Rule definitions are no secret, like those of indexes and constraints, so everybody can dump them. Their status is
 -- for roles that may read the table and for pg_monitor; error messages are for the owner and pg_monitor.
-GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_history, ttl_progress TO PUBLIC;
+GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_overview, ttl_history, ttl_progress TO PUBLIC;
+GRANT SELECT ON ttl_metrics TO pg_monitor;
 -- Everybody can restore them, too: see ttl_take_in.
 GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
 GRANT SELECT (id, rule_id, schema_name, table_name, column_name, initiator, started_at, finished_at, rows_removed, partitions_removed,
@@ -27,6 +28,8 @@ COMMENT ON TABLE ttl_worker_off IS 'has a row while automatic sweeping is switch
 COMMENT ON TABLE ttl_clock IS 'the clock that sweeps go by';
 COMMENT ON TABLE ttl_recovery IS 'point-in-time recoveries that this database has taken note of';
 COMMENT ON VIEW ttl_summary IS 'TTL rules that you may see, and how they are doing';
+COMMENT ON VIEW ttl_overview IS 'TTL rules that you may see, a line each';
+COMMENT ON VIEW ttl_metrics IS 'TTL rules and workers as numbers, for scraping';
 COMMENT ON VIEW ttl_history IS 'sweeps that did something or failed';
 COMMENT ON VIEW ttl_progress IS 'sweeps under way';
 COMMENT ON EVENT TRIGGER ttl_follow_alter IS 'keeps TTL rules in line with their tables';

@@ -288,11 +288,11 @@ CREATE TABLE ttl_recovery (
     id bigint PRIMARY KEY
 );
 
-CREATE FUNCTION ttl_touch_row() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_touch_row';
-CREATE FUNCTION ttl_free_key() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_free_key';
-
 CREATE PROCEDURE ttl_sweep(table_name regclass DEFAULT NULL, max_rows bigint DEFAULT NULL, max_time interval DEFAULT NULL)
     LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_sweep_wrapper';
+
+CREATE FUNCTION ttl_touch_row() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_touch_row';
+CREATE FUNCTION ttl_free_key() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'ttl_free_key';
 
 -- pg_ttl_index::api::follow::ttl_adopt
 CREATE  FUNCTION "ttl_adopt"() RETURNS VOID /* Result < (), ErrorReport > */
@@ -740,7 +740,9 @@ CREATE FUNCTION ttl_progress() RETURNS TABLE (
     hold text,
     plan text,
     workers integer,
-    rule_name text
+    rule_name text,
+    done double precision,
+    time_left interval
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
@@ -748,7 +750,10 @@ BEGIN ATOMIC
            CASE WHEN s.is_building THEN 'building' WHEN s.hold IS NOT NULL THEN 'waiting' WHEN s.batches = 0 THEN 'looking' ELSE 'removing' END,
            s.rows_removed, s.estimated_rows, s.batches,
            s.rows_removed / nullif(extract(epoch FROM clock_timestamp() - s.started_at), 0)::double precision,
-           s.started_at, s.relid::regclass, s.hold, s.plan, s.workers, t.rule_name
+           s.started_at, s.relid::regclass, s.hold, s.plan, s.workers, t.rule_name,
+           -- By the planner's estimate, which may be too low.
+           least(s.rows_removed::double precision / s.estimated_rows, 1),
+           (clock_timestamp() - s.started_at) * (greatest(s.estimated_rows - s.rows_removed, 0)::double precision / nullif(s.rows_removed, 0))
     FROM @extschema@.ttl_progress_slots() s JOIN @extschema@.ttl_index_table t ON t.id = s.rule_id
     ;
 END;
@@ -1108,6 +1113,52 @@ END;
 
 CREATE VIEW ttl_history AS SELECT *, finished_at - started_at AS duration FROM ttl_history();
 
+--   summary
+--   workers
+
+-- What people and machines watch. Both views call functions as whoever reads them, so that they show what that role may see.
+
+-- A line for each rule, for a terminal and \watch.
+CREATE VIEW ttl_overview AS
+SELECT CASE WHEN pg_catalog.pg_table_is_visible(t.relid) THEN pg_catalog.quote_ident(s.table_name)
+            ELSE pg_catalog.format('%I.%I', s.schema_name, s.table_name) END AS table_name,
+       s.column_name, s.rule_name,
+       s.expire_after AS ttl,
+       CASE WHEN s.partition_action = 'delete' THEN pg_catalog.replace(s.cleanup_mode, 'hard_delete', 'delete')
+            ELSE s.partition_action || ' partition' END AS action,
+       s.state || coalesce(': ' || s.hold, '') AS state,
+       pg_catalog.date_trunc('second', s.lag) AS lag,
+       s.total_rows_deleted AS removed,
+       pg_catalog.date_trunc('second', s.next_run - pg_catalog.now()) AS next_run
+FROM @extschema@.ttl_summary() s
+LEFT JOIN LATERAL (
+    SELECT c.oid AS relid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = s.schema_name AND c.relname = s.table_name) AS t ON true;
+
+-- For scraping. Names, units and types are an interface: they stay.
+CREATE VIEW ttl_metrics AS
+SELECT pg_catalog.current_database() AS datname, s.schema_name, s.table_name, s.column_name, coalesce(s.rule_name, '') AS rule_name,
+       s.state, coalesce(pg_catalog.split_part(s.hold, ':', 1), '') AS hold,
+       pg_catalog.date_part('epoch', s.lag) AS lag_seconds,
+       s.total_rows_deleted AS removed_rows,
+       s.total_partitions_removed AS removed_partitions,
+       s.blocked_rows, s.locked_rows, s.consecutive_failures,
+       pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - t.swept_at) AS since_success_seconds,
+       sweep.backlog_rows,
+       process.workers,
+       NOT EXISTS (SELECT FROM @extschema@.ttl_worker_off) AS is_switched_on,
+       coalesce(@extschema@.ttl_database_hold(), '') AS database_hold
+FROM @extschema@.ttl_summary() s
+JOIN @extschema@.ttl_index_table t ON (t.schema_name, t.table_name, t.column_name) = (s.schema_name, s.table_name, s.column_name)
+                                  AND t.rule_name IS NOT DISTINCT FROM s.rule_name
+LEFT JOIN (SELECT p.schema_name, p.table_name, p.column_name, p.rule_name,
+                  sum(greatest(p.estimated_rows - p.rows_removed, 0))::bigint AS backlog_rows
+           FROM @extschema@.ttl_progress() p GROUP BY 1, 2, 3, 4) AS sweep
+       ON (sweep.schema_name, sweep.table_name, sweep.column_name) = (s.schema_name, s.table_name, s.column_name)
+      AND sweep.rule_name IS NOT DISTINCT FROM s.rule_name
+CROSS JOIN (SELECT count(*) FILTER (WHERE w.worker_pid IS NOT NULL AND w.database_name = pg_catalog.current_database()) AS workers
+            FROM @extschema@.ttl_worker_status() w) AS process;
+
 -- pg_ttl_index::api::workers::ttl_wake
 CREATE  FUNCTION "ttl_wake"() RETURNS void
 STRICT
@@ -1199,7 +1250,8 @@ REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, bool
 
 -- Rule definitions are no secret, like those of indexes and constraints, so everybody can dump them. Their status is
 -- for roles that may read the table and for pg_monitor; error messages are for the owner and pg_monitor.
-GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_history, ttl_progress TO PUBLIC;
+GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_overview, ttl_history, ttl_progress TO PUBLIC;
+GRANT SELECT ON ttl_metrics TO pg_monitor;
 -- Everybody can restore them, too: see ttl_take_in.
 GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
 GRANT SELECT (id, rule_id, schema_name, table_name, column_name, initiator, started_at, finished_at, rows_removed, partitions_removed,
@@ -1217,6 +1269,8 @@ COMMENT ON TABLE ttl_worker_off IS 'has a row while automatic sweeping is switch
 COMMENT ON TABLE ttl_clock IS 'the clock that sweeps go by';
 COMMENT ON TABLE ttl_recovery IS 'point-in-time recoveries that this database has taken note of';
 COMMENT ON VIEW ttl_summary IS 'TTL rules that you may see, and how they are doing';
+COMMENT ON VIEW ttl_overview IS 'TTL rules that you may see, a line each';
+COMMENT ON VIEW ttl_metrics IS 'TTL rules and workers as numbers, for scraping';
 COMMENT ON VIEW ttl_history IS 'sweeps that did something or failed';
 COMMENT ON VIEW ttl_progress IS 'sweeps under way';
 COMMENT ON EVENT TRIGGER ttl_follow_alter IS 'keeps TTL rules in line with their tables';

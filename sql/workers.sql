@@ -42,7 +42,9 @@ CREATE FUNCTION ttl_progress() RETURNS TABLE (
     hold text,
     plan text,
     workers integer,
-    rule_name text
+    rule_name text,
+    done double precision,
+    time_left interval
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
@@ -50,7 +52,10 @@ BEGIN ATOMIC
            CASE WHEN s.is_building THEN 'building' WHEN s.hold IS NOT NULL THEN 'waiting' WHEN s.batches = 0 THEN 'looking' ELSE 'removing' END,
            s.rows_removed, s.estimated_rows, s.batches,
            s.rows_removed / nullif(extract(epoch FROM clock_timestamp() - s.started_at), 0)::double precision,
-           s.started_at, s.relid::regclass, s.hold, s.plan, s.workers, t.rule_name
+           s.started_at, s.relid::regclass, s.hold, s.plan, s.workers, t.rule_name,
+           -- By the planner's estimate, which may be too low.
+           least(s.rows_removed::double precision / s.estimated_rows, 1),
+           (clock_timestamp() - s.started_at) * (greatest(s.estimated_rows - s.rows_removed, 0)::double precision / nullif(s.rows_removed, 0))
     FROM @extschema@.ttl_progress_slots() s JOIN @extschema@.ttl_index_table t ON t.id = s.rule_id
     ;
 END;

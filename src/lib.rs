@@ -64,6 +64,7 @@ extension_sql_file!(
     requires =
         ["catalog", api::workers::ttl_database_hold, api::workers::ttl_last_recovery, api::workers::ttl_progress_slots]
 );
+extension_sql_file!("../sql/watch.sql", name = "watch", requires = ["summary", "workers"]);
 extension_sql_file!("../sql/rows.sql", name = "rows");
 extension_sql_file!("../sql/sweeps.sql", name = "sweeps");
 extension_sql_file!("../sql/grants.sql", name = "grants", finalize);

@@ -19,6 +19,7 @@ mod hidden;
 mod house;
 mod index;
 mod many_rules;
+mod monitoring;
 mod names;
 mod neighbours;
 mod obstacles;

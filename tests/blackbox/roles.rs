@@ -43,6 +43,8 @@ const MATRIX: &[(&str, &str, &str)] = &[
     // What is known of a rule is for those who may read its table, and for monitors.
     ("ttl_summary()", "SELECT table_name FROM ttl_summary() WHERE table_name = 't'", "+++++.+"),
     ("ttl_summary", "SELECT table_name FROM ttl_summary WHERE table_name = 't'", "+++++.+"),
+    ("ttl_overview", "SELECT table_name FROM ttl_overview WHERE table_name = 't'", "+++++.+"),
+    ("ttl_metrics", "SELECT table_name FROM ttl_metrics WHERE table_name = 't'", "+-----+"),
     ("ttl_history()", "SELECT table_name FROM ttl_history() WHERE table_name = 't'", "+++++.+"),
     ("ttl_history", "SELECT table_name FROM ttl_history WHERE table_name = 't'", "+++++.+"),
     ("ttl_history_log", "SELECT table_name FROM ttl_history_log WHERE table_name = 't'", "+++++.+"),
