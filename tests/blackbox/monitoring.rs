@@ -183,7 +183,7 @@ fn names(text: &str) -> BTreeSet<String> {
 
 /// The metrics that postgres_exporter makes of its queries, and the queries.
 fn exported() -> (BTreeSet<String>, Vec<String>) {
-    let (mut names, mut queries, mut space) = (BTreeSet::new(), Vec::new(), String::new());
+    let (mut names, mut queries, mut space) = (BTreeSet::new(), Vec::<String>::new(), String::new());
     let mut is_query = false;
     for line in read("postgres_exporter.yaml").lines().filter(|line| !line.starts_with('#')) {
         if let Some(name) = line.strip_suffix(':').filter(|name| name.starts_with("pg_")) {
@@ -192,7 +192,7 @@ fn exported() -> (BTreeSet<String>, Vec<String>) {
         {
             names.insert(format!("{space}_{}", column.trim().trim_start_matches("- ")));
         } else if is_query && line.starts_with("    ") && !line.trim().starts_with('-') {
-            queries.last_mut().map(|query: &mut String| *query += line);
+            *queries.last_mut().expect("a query") += line;
         }
         is_query = (is_query || line.trim() == "query: |") && line.trim() != "metrics:";
         if line.trim() == "query: |" {
