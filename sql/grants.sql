@@ -63,6 +63,7 @@ BEGIN
             ('ttl_stop_worker', 'switches automatic sweeping off in this database'),
             ('ttl_worker_status', 'shows the workers of all databases'),
             ('ttl_summary', 'TTL rules that you may see, and how they are doing'),
+            ('ttl_doctor', 'says what is wrong with TTL rules, and what to do about it'),
             ('ttl_history', 'sweeps that did something or failed'),
             ('ttl_progress', 'sweeps under way'),
             ('ttl_instant', 'reads an instant from text, a number or a uuid'),

@@ -154,6 +154,56 @@ macro_rules! planner_hook {
 }
 pub(super) use planner_hook;
 
+/// The hook that is called once the indexes of a relation are known to the planner.
+#[cfg(since = "19")]
+pub(super) use pg_sys::{build_simple_rel_hook as on_relation_info, build_simple_rel_hook_type as RelationInfoHook};
+#[cfg(not(since = "19"))]
+pub(super) use pg_sys::{get_relation_info_hook as on_relation_info, get_relation_info_hook_type as RelationInfoHook};
+
+/// Defines this hook as `relation_info`; since 19 it is called for other entries of a query, too. `$after` gets the relation
+/// and its OID, after `$next`.
+macro_rules! relation_info_hook {
+    ($next:expr, $after:expr) => {
+        /// Called for every relation of a query once its indexes are known.
+        #[cfg(not(since = "19"))]
+        #[pg_guard]
+        unsafe extern "C-unwind" fn relation_info(
+            root: *mut pg_sys::PlannerInfo,
+            relid: Oid,
+            is_parent: bool,
+            relation: *mut pg_sys::RelOptInfo,
+        ) {
+            // SAFETY: called by PostgreSQL while it plans a query that has the relation.
+            unsafe {
+                if let Some(next) = $next {
+                    pg_sys::ffi::pg_guard_ffi_boundary(|| next(root, relid, is_parent, relation));
+                }
+                ($after)(relation, relid);
+            }
+        }
+
+        /// Called for every relation of a query once its indexes are known.
+        #[cfg(since = "19")]
+        #[pg_guard]
+        unsafe extern "C-unwind" fn relation_info(
+            root: *mut pg_sys::PlannerInfo,
+            relation: *mut pg_sys::RelOptInfo,
+            entry: *mut pg_sys::RangeTblEntry,
+        ) {
+            // SAFETY: called by PostgreSQL while it plans a query that has the relation.
+            unsafe {
+                if let Some(next) = $next {
+                    pg_sys::ffi::pg_guard_ffi_boundary(|| next(root, relation, entry));
+                }
+                if (*entry).rtekind == pg_sys::RTEKind::RTE_RELATION {
+                    ($after)(relation, (*entry).relid);
+                }
+            }
+        }
+    };
+}
+pub(super) use relation_info_hook;
+
 /// Defines a hook `run` for ExecutorRun, which has one more argument before 18. `$before` and `$after` run around it.
 macro_rules! executor_run_hook {
     ($next:expr, $before:expr, $after:expr) => {
@@ -402,6 +452,46 @@ pub unsafe fn heap_delete(
         )
     }
 }
+
+/// Deletes a tuple, and waits for a transaction that is changing it.
+///
+/// # Safety
+/// The relation is a heap, open and locked for writing.
+pub unsafe fn heap_delete_waiting(
+    relation: pg_sys::Relation,
+    mut tid: pg_sys::ItemPointerData,
+    command: pg_sys::CommandId,
+) -> pg_sys::TM_Result::Type {
+    let (mut failure, wait, nothing) = (pg_sys::TM_FailureData::default(), true, std::ptr::null_mut());
+    // SAFETY: as promised by the caller.
+    unsafe {
+        pg_sys::heap_delete(
+            relation,
+            &raw mut tid,
+            command,
+            #[cfg(since = "19")]
+            0,
+            nothing,
+            wait,
+            &mut failure,
+            #[cfg(not(since = "19"))]
+            false,
+        )
+    }
+}
+
+/// Forgets which buffers a node of a plan has used.
+pub fn forget_buffers(instrument: &mut NodeInstrumentation) {
+    #[cfg(since = "19")]
+    let instrument = &mut instrument.instr;
+    instrument.bufusage = pg_sys::BufferUsage::default();
+    instrument.need_bufusage = false;
+}
+
+#[cfg(not(since = "19"))]
+type NodeInstrumentation = pg_sys::Instrumentation;
+#[cfg(since = "19")]
+type NodeInstrumentation = pg_sys::NodeInstrumentation;
 
 /// The number of a replication origin.
 pub type OriginId = u16;

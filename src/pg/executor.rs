@@ -312,8 +312,7 @@ unsafe extern "C-unwind" fn forget_count(state: *mut pg_sys::PlanState, context:
         }
         if let Some(instrument) = (*state).instrument.as_mut() {
             (instrument.nfiltered1, instrument.nfiltered2, instrument.ntuples2) = (0.0, 0.0, 0.0);
-            instrument.bufusage = pg_sys::BufferUsage::default();
-            instrument.need_bufusage = false;
+            compat::forget_buffers(instrument);
             // These count index entries, including those of hidden rows.
             let is_of_entries = [
                 pg_sys::NodeTag::T_BitmapIndexScanState,

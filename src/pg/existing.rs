@@ -1,5 +1,6 @@
 //! A row that conflicts with another, or did: its newest version, whatever a snapshot sees.
 
+use super::compat;
 use super::condition::Condition;
 use super::expression::Relation;
 use super::plan::Tid;
@@ -96,13 +97,11 @@ impl Existing {
 
     /// Deletes this version of the row from the heap, and does nothing else.
     pub fn delete(&self) -> Outcome {
-        let (mut tid, mut failure) = (self.tid(), pg_sys::TM_FailureData::default());
-        let (nothing, wait, is_moving) = (ptr::null_mut(), true, false);
         // SAFETY: the relation is open and locked for writing.
         let result = unsafe {
             let command = pg_sys::GetCurrentCommandId(true);
             pg_sys::CheckCmdReplicaIdentity(self.relation, pg_sys::CmdType::CMD_DELETE);
-            pg_sys::heap_delete(self.relation, &mut tid, command, nothing, wait, &mut failure, is_moving)
+            compat::heap_delete_waiting(self.relation, self.tid(), command)
         };
         outcome(result)
     }

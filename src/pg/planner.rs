@@ -43,7 +43,7 @@ struct Hooks {
     planner: pg_sys::planner_hook_type,
     needs_fmgr: pg_sys::needs_fmgr_hook_type,
     set_rel_pathlist: pg_sys::set_rel_pathlist_hook_type,
-    get_relation_info: pg_sys::get_relation_info_hook_type,
+    relation_info: compat::RelationInfoHook,
 }
 
 impl Hooks {
@@ -74,13 +74,13 @@ pub fn install(decide: Decide, is_concerned: IsConcerned, is_exempt: IsExempt) {
             planner: pg_sys::planner_hook,
             needs_fmgr: pg_sys::needs_fmgr_hook,
             set_rel_pathlist: pg_sys::set_rel_pathlist_hook,
-            get_relation_info: pg_sys::get_relation_info_hook,
+            relation_info: compat::on_relation_info,
         };
         if HOOKS.set(hooks).is_ok() {
             pg_sys::planner_hook = Some(planner);
             pg_sys::needs_fmgr_hook = Some(must_not_be_inlined);
             pg_sys::set_rel_pathlist_hook = Some(set_rel_pathlist);
-            pg_sys::get_relation_info_hook = Some(get_relation_info);
+            compat::on_relation_info = Some(relation_info);
         }
     }
 }
@@ -380,25 +380,15 @@ unsafe extern "C-unwind" fn set_rel_pathlist(
     }
 }
 
-/// Called for every relation of a query once its indexes are known.
-#[pg_guard]
-unsafe extern "C-unwind" fn get_relation_info(
-    root: *mut pg_sys::PlannerInfo,
-    relid: Oid,
-    is_parent: bool,
-    relation: *mut pg_sys::RelOptInfo,
-) {
-    // SAFETY: called by PostgreSQL while it plans a query that has the relation.
-    unsafe {
-        let Some(hooks) = HOOKS.get() else { return };
-        if let Some(next) = hooks.get_relation_info {
-            pg_sys::ffi::pg_guard_ffi_boundary(|| next(root, relid, is_parent, relation));
-        }
-        if !(*relation).indexlist.is_null() && hooks.condition(relid).is_some() {
+compat::relation_info_hook!(
+    HOOKS.get().and_then(|hooks| hooks.relation_info),
+    |relation: *mut pg_sys::RelOptInfo, relid: Oid| {
+        let hides = || HOOKS.get().is_some_and(|hooks| hooks.condition(relid).is_some());
+        if !(*relation).indexlist.is_null() && hides() {
             keep_from_sorting(relation);
         }
     }
-}
+);
 
 /// Keeps functions from being inlined. Set-returning SQL functions are inlined after our hook has seen the query; where
 /// rows are hidden, their queries must be planned separately. Volatile functions that a sweep calls must be parsed when

@@ -216,7 +216,7 @@ impl Constraint {
                     if token != 0 {
                         pg_sys::SpeculativeInsertionWait(writer, token);
                     } else {
-                        pg_sys::XactLockTableWait(writer, relation, &mut tid, pg_sys::XLTW_Oper::XLTW_InsertIndex);
+                        pg_sys::XactLockTableWait(writer, relation, &raw mut tid, pg_sys::XLTW_Oper::XLTW_InsertIndex);
                     }
                     false
                 }

@@ -270,41 +270,10 @@ impl Sweep {
         let started = Instant::now();
         loop {
             let Some(work) = &mut self.work else {
-                // Deciding about whole partitions calls functions in their constraints.
-                if self.is_aloof && (self.leaves.are_undecided || !self.leaves.pending.is_empty()) {
-                    return Ok(Step::NeedsHelper);
+                match self.begin_next()? {
+                    Some(step) => return Ok(step),
+                    None => continue,
                 }
-                if let Some(pending) = self.leaves.pending.pop() {
-                    return self.finalize(pending);
-                }
-                if !self.leaves.whole.is_empty()
-                    && let Some(end) = self.admit()?
-                {
-                    return Ok(end);
-                }
-                if let Some(part) = self.leaves.whole.pop_front() {
-                    return self.remove_part(part);
-                }
-                if self.leaves.sweepable.is_empty() && self.awaits_shares()? {
-                    return Ok(Step::Waiting);
-                }
-                let next = self.leaves.sweepable.pop_front();
-                let Some(leaf) = next.map_or_else(|| self.next_returned(), |leaf| Ok(Some(leaf)))? else {
-                    return self.deferred_failure.take().map_or(Ok(Step::Finished), Err);
-                };
-                let after = blocked::value(&self.rule, self.left.as_ref().and_then(|left| left.up_to.as_deref()));
-                let range = self.range.take();
-                match self.scope.attempt(|| begin_leaf(&self.rule, &self.cutoff, leaf, after, self.is_aloof))? {
-                    Begun::Work(work) if self.awaits_index(&work.scan) => {}
-                    Begun::Work(mut work) => {
-                        work.scan.restrict(range, self.can_share(&work.leaf));
-                        self.is_ordered = work.scan.is_ordered() && !self.rule.has_children;
-                        self.work = Some(*work);
-                    }
-                    Begun::Outdated => return Ok(Step::Outdated),
-                    Begun::NeedsHelper => return Ok(Step::NeedsHelper),
-                }
-                continue;
             };
             // A batch that finds its rows itself may have some more than were asked for, which a limit does not allow.
             let is_unlimited = limit >= 2 * self.size.rows();
@@ -338,6 +307,45 @@ impl Sweep {
             if self.work.as_ref().is_some_and(|work| work.found.is_empty()) && started.elapsed() >= LONGEST_SEARCH {
                 return Ok(Step::Removed(0));
             }
+        }
+    }
+
+    /// Begins the next leaf. Returns what the sweep has done instead, or what it needs.
+    fn begin_next(&mut self) -> Result<Option<Step>, Failure> {
+        // Deciding about whole partitions calls functions in their constraints.
+        if self.is_aloof && (self.leaves.are_undecided || !self.leaves.pending.is_empty()) {
+            return Ok(Some(Step::NeedsHelper));
+        }
+        if let Some(pending) = self.leaves.pending.pop() {
+            return self.finalize(pending).map(Some);
+        }
+        if !self.leaves.whole.is_empty()
+            && let Some(end) = self.admit()?
+        {
+            return Ok(Some(end));
+        }
+        if let Some(part) = self.leaves.whole.pop_front() {
+            return self.remove_part(part).map(Some);
+        }
+        if self.leaves.sweepable.is_empty() && self.awaits_shares()? {
+            return Ok(Some(Step::Waiting));
+        }
+        let next = self.leaves.sweepable.pop_front();
+        let Some(leaf) = next.map_or_else(|| self.next_returned(), |leaf| Ok(Some(leaf)))? else {
+            return self.deferred_failure.take().map_or(Ok(Some(Step::Finished)), Err);
+        };
+        let after = blocked::value(&self.rule, self.left.as_ref().and_then(|left| left.up_to.as_deref()));
+        let range = self.range.take();
+        match self.scope.attempt(|| begin_leaf(&self.rule, &self.cutoff, leaf, after, self.is_aloof))? {
+            Begun::Work(work) if self.awaits_index(&work.scan) => Ok(None),
+            Begun::Work(mut work) => {
+                work.scan.restrict(range, self.can_share(&work.leaf));
+                self.is_ordered = work.scan.is_ordered() && !self.rule.has_children;
+                self.work = Some(*work);
+                Ok(None)
+            }
+            Begun::Outdated => Ok(Some(Step::Outdated)),
+            Begun::NeedsHelper => Ok(Some(Step::NeedsHelper)),
         }
     }
 

@@ -9,6 +9,7 @@ mod cancel;
 mod clear;
 mod clock;
 mod docs;
+mod doctor;
 mod drivers;
 mod dump;
 mod escalation;

@@ -24,7 +24,7 @@ fn any_name_postgres_accepts_works_through_all_calls() {
         db.run(&format!("CREATE SCHEMA {identifier}"));
         db.run(&format!(
             "CREATE TABLE {identifier}.{identifier} ({identifier} timestamptz, \"{}mark\" timestamptz)",
-            &name.chars().take(5).collect::<String>().replace('"', "\"\"")
+            name.chars().take(5).collect::<String>().replace('"', "\"\"")
         ));
         let mark = format!("{}mark", name.chars().take(5).collect::<String>()).replace('\'', "''");
         db.run(&format!("SELECT ttl_create_index('{table}', '{literal}', 60, NULL, '{mark}', filter => $f${identifier} IS NOT NULL$f$)"));

@@ -44,6 +44,7 @@ const MATRIX: &[(&str, &str, &str)] = &[
     ("ttl_summary()", "SELECT table_name FROM ttl_summary() WHERE table_name = 't'", "+++++.+"),
     ("ttl_summary", "SELECT table_name FROM ttl_summary WHERE table_name = 't'", "+++++.+"),
     ("ttl_overview", "SELECT table_name FROM ttl_overview WHERE table_name = 't'", "+++++.+"),
+    ("ttl_doctor()", "SELECT subject FROM ttl_doctor() WHERE subject LIKE '%public.t (%'", "+++++.+"),
     ("ttl_metrics", "SELECT table_name FROM ttl_metrics WHERE table_name = 't'", "+-----+"),
     ("ttl_history()", "SELECT table_name FROM ttl_history() WHERE table_name = 't'", "+++++.+"),
     ("ttl_history", "SELECT table_name FROM ttl_history WHERE table_name = 't'", "+++++.+"),

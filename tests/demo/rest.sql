@@ -107,7 +107,7 @@ INSERT INTO carts SELECT i, extract(epoch FROM now() - i * interval '1 second') 
 \echo 'The unit is wrong: these are milliseconds.'
 SELECT ttl_create_index('carts', 'at', '30 days', unit => 'us');
 DO $$ BEGIN FOR i IN 1..50 LOOP EXIT WHEN (SELECT state = 'held' FROM ttl_summary WHERE table_name = 'carts'); PERFORM pg_sleep(0.1); END LOOP; END $$;
-SELECT state, hold FROM ttl_summary WHERE table_name = 'carts';
+SELECT finding, statement FROM ttl_doctor() WHERE subject = 'public.carts (at)' \gx
 SELECT ttl_alter_index('carts', 'at', unit => 'ms');
 SELECT state, (SELECT count(*) FROM carts) AS carts FROM ttl_summary WHERE table_name = 'carts';
 ALTER SYSTEM RESET pg_ttl_index.max_share_per_run;
@@ -117,3 +117,7 @@ SELECT pg_reload_conf();
 \echo '--- Meanwhile the worker has dropped the partitions ------------------------------'
 DO $$ BEGIN FOR i IN 1..50 LOOP EXIT WHEN to_regclass('metrics_2021') IS NULL; PERFORM pg_sleep(0.1); END LOOP; END $$;
 SELECT inhrelid::regclass AS partition FROM pg_inherits WHERE inhparent = 'metrics'::regclass;
+
+\echo
+\echo '--- All rules, a line each --------------------------------------------------------'
+SELECT table_name, rule_name, ttl, action, state, removed FROM ttl_overview;
