@@ -1,37 +1,40 @@
+-- Users may create operators and functions in the extension's schema: nothing of theirs is found while this is read.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
 -- Who may do what. The functions that register rules check ownership of the table themselves, so anyone may call them;
 -- the catalog is written only through them.
-REVOKE ALL ON FUNCTION ttl_tell_of_drop(), ttl_forget(oid), ttl_wake(), ttl_start_worker(), ttl_stop_worker() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_bind(), ttl_take_in(), ttl_adopt() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_count_version() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_follow_ddl() FROM PUBLIC;
-REVOKE ALL ON FUNCTION ttl_attnums(oid, text[]), ttl_ready_index(oid, text, boolean), ttl_on_expire_oid(text),
-    ttl_defaults(oid, smallint[]), ttl_default_marks(oid, smallint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION @extschema@.ttl_tell_of_drop(), @extschema@.ttl_forget(oid), @extschema@.ttl_wake(), @extschema@.ttl_start_worker(), @extschema@.ttl_stop_worker() FROM PUBLIC;
+REVOKE ALL ON FUNCTION @extschema@.ttl_bind(), @extschema@.ttl_take_in(), @extschema@.ttl_adopt() FROM PUBLIC;
+REVOKE ALL ON FUNCTION @extschema@.ttl_count_version() FROM PUBLIC;
+REVOKE ALL ON FUNCTION @extschema@.ttl_follow_ddl() FROM PUBLIC;
+REVOKE ALL ON FUNCTION @extschema@.ttl_attnums(oid, text[]), @extschema@.ttl_ready_index(oid, text, boolean), @extschema@.ttl_on_expire_oid(text),
+    @extschema@.ttl_defaults(oid, smallint[]), @extschema@.ttl_default_marks(oid, smallint[]) FROM PUBLIC;
 
 -- Rule definitions are no secret, like those of indexes and constraints, so everybody can dump them. Their status is
 -- for roles that may read the table and for pg_monitor; error messages are for the owner and pg_monitor.
-GRANT SELECT ON ttl_index_table, ttl_worker_off, ttl_summary, ttl_overview, ttl_history, ttl_progress TO PUBLIC;
-GRANT SELECT ON ttl_metrics TO pg_monitor;
+GRANT SELECT ON @extschema@.ttl_index_table, @extschema@.ttl_worker_off, @extschema@.ttl_summary, @extschema@.ttl_overview, @extschema@.ttl_history, @extschema@.ttl_progress TO PUBLIC;
+GRANT SELECT ON @extschema@.ttl_metrics TO pg_monitor;
 -- Everybody can restore them, too: see ttl_take_in.
-GRANT INSERT ON ttl_index_table, ttl_worker_off TO PUBLIC;
+GRANT INSERT ON @extschema@.ttl_index_table, @extschema@.ttl_worker_off TO PUBLIC;
 GRANT SELECT (id, rule_id, schema_name, table_name, column_name, initiator, started_at, finished_at, rows_removed, partitions_removed,
-              batches, blocked_rows, locked_rows, wal_bytes, plan, status, error_code, rule_name) ON ttl_history_log TO PUBLIC;
-ALTER TABLE ttl_history_log ENABLE ROW LEVEL SECURITY;
-CREATE POLICY readable_table ON ttl_history_log FOR SELECT USING (
-    pg_has_role('pg_monitor', 'USAGE') OR rule_id = ANY (ARRAY(SELECT rule_id FROM ttl_states())));
+              batches, blocked_rows, locked_rows, wal_bytes, plan, status, error_code, rule_name) ON @extschema@.ttl_history_log TO PUBLIC;
+ALTER TABLE @extschema@.ttl_history_log ENABLE ROW LEVEL SECURITY;
+CREATE POLICY readable_table ON @extschema@.ttl_history_log FOR SELECT USING (
+    pg_has_role('pg_monitor', 'USAGE') OR rule_id = ANY (ARRAY(SELECT rule_id FROM @extschema@.ttl_states())));
 
 -- Shown by \df, \d and \dx+.
-COMMENT ON TABLE ttl_index_table IS 'TTL rules as they were registered, and their counters';
-COMMENT ON TABLE ttl_binding IS 'what the names in TTL rules stand for in this database';
-COMMENT ON TABLE ttl_state IS 'what errors of TTL rules say, and how far their rows are blocked';
-COMMENT ON TABLE ttl_history_log IS 'sweeps that did something or failed; see the view ttl_history';
-COMMENT ON TABLE ttl_worker_off IS 'has a row while automatic sweeping is switched off';
-COMMENT ON TABLE ttl_clock IS 'the clock that sweeps go by';
-COMMENT ON TABLE ttl_recovery IS 'point-in-time recoveries that this database has taken note of';
-COMMENT ON VIEW ttl_summary IS 'TTL rules that you may see, and how they are doing';
-COMMENT ON VIEW ttl_overview IS 'TTL rules that you may see, a line each';
-COMMENT ON VIEW ttl_metrics IS 'TTL rules and workers as numbers, for scraping';
-COMMENT ON VIEW ttl_history IS 'sweeps that did something or failed';
-COMMENT ON VIEW ttl_progress IS 'sweeps under way';
+COMMENT ON TABLE @extschema@.ttl_index_table IS 'TTL rules as they were registered, and their counters';
+COMMENT ON TABLE @extschema@.ttl_binding IS 'what the names in TTL rules stand for in this database';
+COMMENT ON TABLE @extschema@.ttl_state IS 'what errors of TTL rules say, and how far their rows are blocked';
+COMMENT ON TABLE @extschema@.ttl_history_log IS 'sweeps that did something or failed; see the view ttl_history';
+COMMENT ON TABLE @extschema@.ttl_worker_off IS 'has a row while automatic sweeping is switched off';
+COMMENT ON TABLE @extschema@.ttl_clock IS 'the clock that sweeps go by';
+COMMENT ON TABLE @extschema@.ttl_recovery IS 'point-in-time recoveries that this database has taken note of';
+COMMENT ON VIEW @extschema@.ttl_summary IS 'TTL rules that you may see, and how they are doing';
+COMMENT ON VIEW @extschema@.ttl_overview IS 'TTL rules that you may see, a line each';
+COMMENT ON VIEW @extschema@.ttl_metrics IS 'TTL rules and workers as numbers, for scraping';
+COMMENT ON VIEW @extschema@.ttl_history IS 'sweeps that did something or failed';
+COMMENT ON VIEW @extschema@.ttl_progress IS 'sweeps under way';
 COMMENT ON EVENT TRIGGER ttl_follow_alter IS 'keeps TTL rules in line with their tables';
 COMMENT ON EVENT TRIGGER ttl_follow_drop IS 'removes TTL rules with their tables';
 DO $$
@@ -78,4 +81,6 @@ END
 $$;
 
 -- From now on, this database wants a worker.
-SELECT ttl_wake();
+SELECT @extschema@.ttl_wake();
+
+SET LOCAL search_path = @extschema@, pg_temp;

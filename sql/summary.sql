@@ -1,6 +1,9 @@
+-- Users may create operators and functions in the extension's schema: nothing of theirs is found while this is read.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
 -- Status functions for users. Function bodies are bound to the objects they name, so that the schema can be renamed.
 -- They run as their caller: ttl_states() decides which rules the caller may see.
-CREATE FUNCTION ttl_summary() RETURNS TABLE (
+CREATE FUNCTION @extschema@.ttl_summary() RETURNS TABLE (
     schema_name text,
     table_name text,
     column_name text,
@@ -123,10 +126,10 @@ BEGIN ATOMIC
     ;
 END;
 
-CREATE VIEW ttl_summary AS SELECT * FROM ttl_summary();
+CREATE VIEW @extschema@.ttl_summary AS SELECT * FROM @extschema@.ttl_summary();
 
 -- Also runs as its caller: row-level security on the log decides, and error messages are for owners and monitors.
-CREATE FUNCTION ttl_history() RETURNS TABLE (
+CREATE FUNCTION @extschema@.ttl_history() RETURNS TABLE (
     id bigint,
     rule_id bigint,
     schema_name text,
@@ -155,4 +158,6 @@ BEGIN ATOMIC
     ORDER BY l.id;
 END;
 
-CREATE VIEW ttl_history AS SELECT *, finished_at - started_at AS duration FROM ttl_history();
+CREATE VIEW @extschema@.ttl_history AS SELECT *, finished_at - started_at AS duration FROM @extschema@.ttl_history();
+
+SET LOCAL search_path = @extschema@, pg_temp;

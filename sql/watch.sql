@@ -1,7 +1,10 @@
+-- Users may create operators and functions in the extension's schema: nothing of theirs is found while this is read.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
 -- What people and machines watch. Both views call functions as whoever reads them, so that they show what that role may see.
 
 -- A line for each rule, for a terminal and \watch.
-CREATE VIEW ttl_overview AS
+CREATE VIEW @extschema@.ttl_overview AS
 SELECT CASE WHEN pg_catalog.pg_table_is_visible(t.relid) THEN pg_catalog.quote_ident(s.table_name)
             ELSE pg_catalog.format('%I.%I', s.schema_name, s.table_name) END AS table_name,
        s.column_name, s.rule_name,
@@ -18,7 +21,7 @@ LEFT JOIN LATERAL (
     WHERE n.nspname = s.schema_name AND c.relname = s.table_name) AS t ON true;
 
 -- For scraping. Names, units and types are an interface: they stay.
-CREATE VIEW ttl_metrics AS
+CREATE VIEW @extschema@.ttl_metrics AS
 SELECT pg_catalog.current_database() AS datname, s.schema_name, s.table_name, s.column_name, coalesce(s.rule_name, '') AS rule_name,
        s.state, coalesce(pg_catalog.split_part(s.hold, ':', 1), '') AS hold,
        pg_catalog.date_part('epoch', s.lag) AS lag_seconds,
@@ -34,7 +37,7 @@ FROM @extschema@.ttl_summary() s
 JOIN @extschema@.ttl_index_table t ON (t.schema_name, t.table_name, t.column_name) = (s.schema_name, s.table_name, s.column_name)
                                   AND t.rule_name IS NOT DISTINCT FROM s.rule_name
 LEFT JOIN (SELECT p.schema_name, p.table_name, p.column_name, p.rule_name,
-                  sum(greatest(p.estimated_rows - p.rows_removed, 0))::bigint AS backlog_rows
+                  least(sum(greatest(p.estimated_rows - p.rows_removed, 0)), 9223372036854775807)::bigint AS backlog_rows
            FROM @extschema@.ttl_progress() p GROUP BY 1, 2, 3, 4) AS sweep
        ON (sweep.schema_name, sweep.table_name, sweep.column_name) = (s.schema_name, s.table_name, s.column_name)
       AND sweep.rule_name IS NOT DISTINCT FROM s.rule_name
@@ -42,7 +45,7 @@ CROSS JOIN (SELECT count(*) FILTER (WHERE w.worker_pid IS NOT NULL AND w.databas
             FROM @extschema@.ttl_worker_status() w) AS process;
 
 -- What is wrong in this database, and what to do about it, as far as whoever asks may see.
-CREATE FUNCTION ttl_doctor() RETURNS TABLE (subject text, finding text, advice text, statement text)
+CREATE FUNCTION @extschema@.ttl_doctor() RETURNS TABLE (subject text, finding text, advice text, statement text)
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp SET jit = off
 BEGIN ATOMIC
     WITH rule AS MATERIALIZED (
@@ -138,3 +141,5 @@ BEGIN ATOMIC
                    ELSE pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_lsn(), r.restart_lsn) > 1073741824 END)
     SELECT advised.subject, advised.finding, advised.advice, advised.statement FROM advised ORDER BY advised.place, advised.subject;
 END;
+
+SET LOCAL search_path = @extschema@, pg_temp;

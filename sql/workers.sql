@@ -1,9 +1,12 @@
+-- Users may create operators and functions in the extension's schema: nothing of theirs is found while this is read.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
 -- A database that gets the extension now has no rows to save from a past recovery.
-INSERT INTO ttl_recovery SELECT id FROM ttl_last_recovery() AS id WHERE id IS NOT NULL;
+INSERT INTO @extschema@.ttl_recovery SELECT id FROM @extschema@.ttl_last_recovery() AS id WHERE id IS NOT NULL;
 
 -- One row per worker, and one for this database if something keeps it from being swept. Workers are identified by their
 -- backend type, which a session cannot assume as it can an application name.
-CREATE FUNCTION ttl_worker_status() RETURNS TABLE (
+CREATE FUNCTION @extschema@.ttl_worker_status() RETURNS TABLE (
     worker_pid integer,
     application_name text,
     state text,
@@ -27,7 +30,7 @@ BEGIN ATOMIC
 END;
 
 -- Runs as its caller: shows the sweeps of the rules that the caller may see.
-CREATE FUNCTION ttl_progress() RETURNS TABLE (
+CREATE FUNCTION @extschema@.ttl_progress() RETURNS TABLE (
     pid integer,
     schema_name text,
     table_name text,
@@ -54,10 +57,15 @@ BEGIN ATOMIC
            s.rows_removed / nullif(extract(epoch FROM clock_timestamp() - s.started_at), 0)::double precision,
            s.started_at, s.relid::regclass, s.hold, s.plan, s.workers, t.rule_name,
            -- By the planner's estimate, which may be too low.
-           least(s.rows_removed::double precision / s.estimated_rows, 1),
-           (clock_timestamp() - s.started_at) * (greatest(s.estimated_rows - s.rows_removed, 0)::double precision / nullif(s.rows_removed, 0))
+           least(s.rows_removed::double precision / s.estimated_rows::double precision, 1),
+           -- At most thirty years: an estimate can be anything.
+           make_interval(secs => least(extract(epoch FROM clock_timestamp() - s.started_at)::double precision
+                                       * greatest(s.estimated_rows - s.rows_removed, 0)::double precision
+                                       / nullif(s.rows_removed, 0)::double precision, 1e9))
     FROM @extschema@.ttl_progress_slots() s JOIN @extschema@.ttl_index_table t ON t.id = s.rule_id
     ;
 END;
 
-CREATE VIEW ttl_progress AS SELECT * FROM ttl_progress();
+CREATE VIEW @extschema@.ttl_progress AS SELECT * FROM @extschema@.ttl_progress();
+
+SET LOCAL search_path = @extschema@, pg_temp;

@@ -1,7 +1,10 @@
+-- Users may create operators and functions in the extension's schema: nothing of theirs is found while this is read.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
 
 -- The trigger that binds rules leaves out a rule whose table or column is missing, with a WARNING. Version 3.0.0
 -- compared local times in the server's time zone.
-INSERT INTO ttl_index_table (schema_name, table_name, column_name, expire_after, active, created_at, updated_at, last_run,
+INSERT INTO @extschema@.ttl_index_table (schema_name, table_name, column_name, expire_after, active, created_at, updated_at, last_run,
                              batch_size, rows_deleted_last_run, total_rows_deleted, index_name, soft_delete_column,
                              index_created_by_extension, time_zone)
 SELECT old.schema_name, old.table_name, old.column_name, make_interval(secs => old.expire_after_seconds), old.active, old.created_at,
@@ -13,7 +16,9 @@ LEFT JOIN pg_namespace n ON n.nspname = old.schema_name
 LEFT JOIN pg_class i ON i.relnamespace = n.oid AND i.relname = old.index_name AND i.relkind IN ('i', 'I')
 ORDER BY old.schema_name, old.table_name, old.column_name;
 DROP TABLE pg_temp.ttl_rules_of_3;
-SELECT ttl_adopt();
+SELECT @extschema@.ttl_adopt();
 -- A recovery into either version holds sweeping.
-DELETE FROM ttl_recovery;
-SELECT ttl_wake();
+DELETE FROM @extschema@.ttl_recovery;
+SELECT @extschema@.ttl_wake();
+
+SET LOCAL search_path = @extschema@, pg_temp;

@@ -185,3 +185,51 @@ fn a_function_in_sql_is_read_where_it_runs() {
     assert_eq!(db.get("SELECT ttl_runner('app.t')"), "3");
     assert_eq!(db.get("SELECT string_agg(what, ' ' ORDER BY what) FROM app.audit"), "3");
 }
+
+/// Operators and a function of somebody else's that fit types better than PostgreSQL's own do, and tell who calls them.
+const BETTER: &str = "CREATE FUNCTION public.format(text, text, regprocedure, text) RETURNS text LANGUAGE plpgsql AS
+     'BEGIN RAISE EXCEPTION ''called as %'', current_user; END';
+     DO $$
+     DECLARE
+         types regtype[] = '{oid,regclass,regproc,regprocedure,regtype,\"char\",smallint,integer,bigint,real,double precision,numeric,text,name,
+                             varchar,boolean,interval,timestamptz,timestamp,date,text[],name[],oid[],smallint[]}';
+         it record;
+     BEGIN
+         FOR it IN
+             SELECT o.op, a, b, 'better_' || n AS function, CASE WHEN o.op IN ('+', '-', '*', '/', '||') THEN a::text ELSE 'boolean' END AS result
+             FROM unnest('{=,<>,<,<=,>,>=,+,-,*,/,||,~,!~,~~}'::text[]) WITH ORDINALITY AS o (op, n), unnest(types) a, unnest(types) b
+             WHERE NOT EXISTS (SELECT FROM pg_operator p WHERE p.oprname = o.op AND p.oprleft = a AND p.oprright = b)
+         LOOP
+             EXECUTE format('CREATE FUNCTION public.%s(%s, %s) RETURNS %s LANGUAGE plpgsql AS ''BEGIN RAISE EXCEPTION ''''called as %%'''', current_user; END''',
+                            it.function, it.a, it.b, it.result);
+             EXECUTE format('CREATE OPERATOR public.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = public.%s)', it.op, it.a, it.b, it.function);
+         END LOOP;
+     END $$";
+
+/// What of the extension uses something of the stranger's.
+const CAUGHT: &str = "SET search_path = pg_catalog; SELECT string_agg(pg_describe_object(d.classid, d.objid, d.objsubid) || ' uses ' || pg_describe_object(d.refclassid, d.refobjid, 0), '; ')
+     FROM pg_depend d
+     WHERE (d.refclassid = 'pg_operator'::regclass AND d.refobjid IN (SELECT oid FROM pg_operator WHERE oprnamespace = 'public'::regnamespace)
+            OR d.refclassid = 'pg_proc'::regclass AND d.refobjid IN (SELECT oid FROM pg_proc WHERE proname LIKE 'better%' OR proname = 'format' AND pronamespace = 'public'::regnamespace))
+       AND d.classid <> 'pg_operator'::regclass; RESET search_path";
+
+#[test]
+fn operators_in_the_schema_of_the_extension_are_not_used_by_it() {
+    harness::install_script("pg_ttl_index--3.0.0.sql");
+    for version in ["", " VERSION '3.0.0'"] {
+        let mut db = Database::empty();
+        let stranger = db.role("stranger");
+        db.session(&stranger).run(BETTER);
+        db.run(&format!("CREATE EXTENSION pg_ttl_index{version}; ALTER EXTENSION pg_ttl_index UPDATE"));
+        assert_eq!(db.get(CAUGHT), "", "{version}");
+        db.run(
+            "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, n int); INSERT INTO t SELECT i, '2020-01-01', i FROM generate_series(1, 100) i;
+             SELECT ttl_create_index('t', 'at', 60, filter => 'n > 50', hide_expired => true)",
+        );
+        db.wait_for("SELECT count(*) FROM t", "50");
+        db.run("SELECT * FROM ttl_summary; SELECT * FROM ttl_overview; SELECT * FROM ttl_metrics; SELECT * FROM ttl_progress; SELECT * FROM ttl_doctor();
+                SELECT * FROM ttl_history; SELECT * FROM ttl_preview('t'); SELECT ttl_get('t', 1), ttl_set('t', 1, '1 day')");
+        assert_eq!(db.get("SELECT state, last_error FROM ttl_summary"), "active|");
+        assert!(!db.server.log().contains("called as"));
+    }
+}
