@@ -203,16 +203,14 @@ pub fn max_rows_per_second() -> Option<i32> {
     Some(MAX_ROWS_PER_SECOND.get()).filter(|rate| *rate > 0)
 }
 
-/// The limit of workers, in kilobytes, if none is set: others still write and commit beside them as usual.
-const WORKERS_WAL_PER_SECOND: i32 = 16 * 1024;
+/// Returns the limit of all sweeps together in bytes, if one is set.
+pub fn max_wal_per_second() -> Option<i64> {
+    Some(i64::from(MAX_WAL_PER_SECOND.get()) * 1024).filter(|rate| *rate > 0)
+}
 
-/// Returns the limit in bytes. Nobody has to wait for a manual sweep that was not told to be slow.
-pub fn max_wal_per_second(is_worker: bool) -> Option<i64> {
-    let rate = match MAX_WAL_PER_SECOND.get() {
-        -1 if is_worker => WORKERS_WAL_PER_SECOND,
-        rate => rate,
-    };
-    Some(i64::from(rate) * 1024).filter(|rate| *rate > 0)
+/// Whether workers keep to a limit of their own, because none is set.
+pub fn workers_spare_wal() -> bool {
+    MAX_WAL_PER_SECOND.get() < 0
 }
 
 /// How far standbys may lag.

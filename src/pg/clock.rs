@@ -32,6 +32,12 @@ pub fn read() -> Option<Clock> {
     Some(Clock { boot, ahead: wall - running })
 }
 
+/// Returns microseconds that go on when the wall clock is set, the same in all processes.
+pub fn steady() -> i64 {
+    let running = compat::time_since_boot().and_then(|since| i64::try_from(since.as_micros()).ok());
+    running.unwrap_or_else(|| pgrx::datum::datetime_support::clock_timestamp().into())
+}
+
 thread_local! {
     static TRUSTED: RefCell<Option<Clock>> = const { RefCell::new(None) };
 }

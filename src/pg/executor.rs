@@ -90,6 +90,9 @@ thread_local! {
     static RUNNING: RefCell<Vec<Running>> = const { RefCell::new(Vec::new()) };
     /// Set when a plan was made that must be used only once.
     static IS_MOMENTARY: Cell<bool> = const { Cell::new(false) };
+    /// The running queries that will be explained, with their transaction and whether a query inside them has passed over
+    /// rows. What such a query has read is counted for those around it, too.
+    static EXPLAINED: RefCell<Vec<(*mut pg_sys::QueryDesc, u32, bool)>> = const { RefCell::new(Vec::new()) };
 }
 
 pub fn install(recheck: Recheck, recheck_pending: RecheckPending, is_restricted: IsRestricted) {
@@ -212,6 +215,9 @@ pub(super) unsafe extern "C-unwind" fn leave(nest_level: i32) {
 unsafe extern "C-unwind" fn begin(query: *mut pg_sys::QueryDesc) -> isize {
     // SAFETY: a started query has a plan.
     unsafe {
+        if (*query).instrument_options != 0 {
+            note_explained(query);
+        }
         let plan = &*(*query).plannedstmt;
         if plan.commandType == pg_sys::CmdType::CMD_SELECT && !plan.hasModifyingCTE {
             return -1;
@@ -283,13 +289,25 @@ unsafe extern "C-unwind" fn finish(query: *mut pg_sys::QueryDesc) {
         HOOKS.get().and_then(|hooks| hooks.finish).unwrap_or(standard_ExecutorFinish)(query);
         leave(path);
         end(depth);
-        if (*query).instrument_options != 0 {
+        if EXPLAINED.with_borrow(|explained| !explained.is_empty()) {
             forget_counts(query);
         }
     }
 }
 
-/// Resets counters that EXPLAIN ANALYZE shows: rows removed by a filter would reveal that a hidden row has a key.
+fn note_explained(query: *mut pg_sys::QueryDesc) {
+    let transaction = local_transaction();
+    EXPLAINED.with_borrow_mut(|explained| {
+        // Those left over from an earlier transaction have failed.
+        explained.retain(|(_, begun_in, _)| *begun_in == transaction);
+        if explained.iter().all(|(other, ..)| *other != query) {
+            explained.push((query, transaction, false));
+        }
+    });
+}
+
+/// Resets counters that EXPLAIN ANALYZE shows of a query that passes over rows, and of those around it: rows removed by a
+/// filter would reveal that a hidden row has a key, and so would the blocks that were read for it.
 #[pg_guard]
 unsafe extern "C-unwind" fn forget_counts(query: *mut pg_sys::QueryDesc) {
     // SAFETY: a query that has run has a plan and a plan state.
@@ -297,7 +315,13 @@ unsafe extern "C-unwind" fn forget_counts(query: *mut pg_sys::QueryDesc) {
         let relids: Vec<_> = elements((*(*query).plannedstmt).relationOids).iter().map(|cell| cell.oid_value).collect();
         // Finding out takes queries, and these may be explained, too.
         let is_restricted = || HOOKS.get().is_some_and(|hooks| (hooks.is_restricted)(&relids));
-        if planner::ask(is_restricted).unwrap_or(false) {
+        let is_restricted = planner::ask(is_restricted).unwrap_or(false);
+        let must_forget = EXPLAINED.with_borrow_mut(|explained| {
+            explained.iter_mut().for_each(|(.., has_passed)| *has_passed |= is_restricted);
+            let place = explained.iter().position(|(other, ..)| *other == query);
+            place.is_some_and(|place| explained.remove(place).2)
+        });
+        if must_forget {
             forget_count((*query).planstate, ptr::null_mut());
         }
     }

@@ -17,9 +17,10 @@ const PINNED_SEARCH_PATH: Setting<'_> = (c"search_path", c"pg_catalog, pg_temp")
 ///
 /// They apply while a text of ours is parsed or printed, not while it runs: users' triggers and functions are parsed
 /// when they are first called, and were written for the settings of their database.
-const SYNTAX: [Setting<'_>; 5] = [
+const SYNTAX: &[Setting<'_>] = &[
     (c"standard_conforming_strings", c"on"),
     (c"backslash_quote", c"safe_encoding"),
+    #[cfg(not(since = "19"))]
     (c"escape_string_warning", c"off"),
     (c"transform_null_equals", c"off"),
     (c"quote_all_identifiers", c"off"),
@@ -85,7 +86,7 @@ fn set(name: &CStr, value: &CStr, action: pg_sys::GucAction::Type) {
 
 /// Runs `work`, which makes PostgreSQL parse a text of ours, so that the text means the same in every session.
 pub fn with_standard_syntax<R>(work: impl FnOnce() -> R) -> R {
-    with_settings(&SYNTAX, work)
+    with_settings(SYNTAX, work)
 }
 
 /// Like [`with_standard_syntax`], but with a search path in which no user can have created anything.

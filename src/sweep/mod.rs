@@ -425,7 +425,6 @@ impl Sweep {
         let mut batch = Batch::new(&self.rule, &self.catalog, self.scope, work, part);
         let result = if tids.is_empty() { batch.remove_next(size) } else { batch.remove(&tids) };
         let done = batch.done;
-        // A batch takes at least the time that its WAL is worth: others who commit write that, too, and notice a lot at once.
         let worth = Throttle::time_of_wal(self.scope, process::wal_bytes() - wal_before);
         self.size.learn(done.removed.unsigned_abs() as usize, started.elapsed().max(worth), done.is_awaited);
         let path = work.scan.path();

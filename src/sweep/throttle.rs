@@ -5,8 +5,7 @@ use crate::error::TtlError;
 use crate::guc::{self, ReplicaLag};
 use crate::pg::shmem::{self, Hold};
 use crate::pg::transaction::{Failure, Scope};
-use crate::pg::{process, spi};
-use pgrx::datum::datetime_support::clock_timestamp;
+use crate::pg::{clock, process, spi};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -14,14 +13,23 @@ use std::time::{Duration, Instant};
 /// How soon a lagging standby is checked again.
 const LOOK_AT_STANDBYS: Duration = Duration::from_millis(200);
 
-/// The most that one batch can cost, in microseconds: a function that writes a lot must not stop the whole server.
+/// The most that one batch can cost its own sweep, in microseconds.
 const LONGEST_DEBT: i64 = 10_000_000;
+
+/// The most that it can cost all others: whoever has triggers that write a lot must not stop the whole server.
+const LONGEST_SHARED_DEBT: i64 = 1_000_000;
+
+/// How many bytes of WAL each sweep of a worker may write in a second if no limit is set: others still write and commit
+/// beside it as usual.
+const SPARING: i64 = 16 << 20;
 
 /// The pace of one sweep.
 #[derive(Default)]
 pub struct Throttle {
     /// When the work done so far is paid for, at the rule's own rate.
     paid: Option<Instant>,
+    /// When the WAL written so far is paid for by this sweep.
+    paid_wal: Option<Instant>,
     /// The cost paid in advance for the next batch, in microseconds at the server's rate.
     advance: Cell<i64>,
 }
@@ -35,13 +43,15 @@ impl Throttle {
 
     /// Returns what the next batch has to wait for, and how long until it is worth asking again.
     pub fn hold(&self, rule: &Rule, catalog: &Catalog, scope: Scope) -> Result<Option<(Hold, Duration)>, Failure> {
-        let (now, all) = (i64::from(clock_timestamp()), shmem::paid());
+        let (now, all) = (clock::steady(), shmem::paid());
         let left = |until: i64| Duration::from_micros(u64::try_from(until - now).unwrap_or(0));
-        let own = self.paid.map_or(Duration::ZERO, |paid| paid.saturating_duration_since(Instant::now()));
+        let own =
+            |paid: Option<Instant>| paid.map_or(Duration::ZERO, |paid| paid.saturating_duration_since(Instant::now()));
         let rates = [
-            (Hold::RuleRate, own),
+            (Hold::RuleRate, own(self.paid)),
             (Hold::Rate, guc::max_rows_per_second().map_or(Duration::ZERO, |_| left(all.rows))),
-            (Hold::WalRate, wal_per_second(scope).map_or(Duration::ZERO, |_| left(all.wal))),
+            (Hold::WalRate, wal_rate(scope).map_or(Duration::ZERO, |_| own(self.paid_wal))),
+            (Hold::WalRate, guc::max_wal_per_second().map_or(Duration::ZERO, |_| left(all.wal))),
         ];
         if let Some(hold) = rates.into_iter().filter(|(_, left)| !left.is_zero()).max_by_key(|(_, left)| *left) {
             return Ok(Some(hold));
@@ -63,33 +73,41 @@ impl Throttle {
         Ok(None)
     }
 
-    /// Returns the time in which sweeps of this scope may write so much WAL.
+    /// Returns how long a batch should have taken for the WAL that it has written. Others who commit write that, too, and
+    /// notice a lot at once.
     pub fn time_of_wal(scope: Scope, bytes: i64) -> Duration {
-        Duration::from_micros(wal_cost(scope, bytes).unsigned_abs())
+        let rate = wal_rate(scope).filter(|_| guc::workers_spare_wal());
+        rate.map_or(Duration::ZERO, |rate| duration(bytes, rate))
     }
 
     /// Records what a batch did. Other sweeps wait for it only a limited time, however much it was.
     pub fn spend(&mut self, rule: &Rule, scope: Scope, rows: i64, wal_bytes: i64) {
+        let later =
+            |paid: Option<Instant>, cost| Some(paid.map_or_else(Instant::now, |paid| paid.max(Instant::now())) + cost);
         if let Some(rate) = rule.options.max_rows_per_second {
-            let cost = Duration::from_micros(micros(rows, rate.into()).unsigned_abs());
-            self.paid = Some(self.paid.map_or_else(Instant::now, |paid| paid.max(Instant::now())) + cost);
+            self.paid = later(self.paid, duration(rows, rate.into()));
+        }
+        if let Some(rate) = wal_rate(scope) {
+            self.paid_wal = later(self.paid_wal, duration(wal_bytes, rate));
         }
         let rows = guc::max_rows_per_second().map_or(0, |rate| micros(rows, rate.into())) - self.advance.take();
-        let wal = wal_cost(scope, wal_bytes);
+        let wal = guc::max_wal_per_second().map_or(0, |rate| micros(wal_bytes, rate).min(LONGEST_SHARED_DEBT));
         if rows != 0 || wal != 0 {
-            shmem::pay(clock_timestamp().into(), rows, wal);
+            shmem::pay(clock::steady(), rows, wal);
         }
     }
 }
 
-/// Returns how many bytes of WAL sweeps of this scope may write in a second.
-fn wal_per_second(scope: Scope) -> Option<i64> {
-    guc::max_wal_per_second(scope == Scope::Transaction)
+/// Returns how many bytes of WAL one sweep may write in a second. Nobody has to wait for a manual sweep that was not told to
+/// be slow.
+fn wal_rate(scope: Scope) -> Option<i64> {
+    let is_worker = scope == Scope::Transaction;
+    guc::max_wal_per_second().or_else(|| (is_worker && guc::workers_spare_wal()).then_some(SPARING))
 }
 
-/// Returns the cost of WAL, in microseconds.
-fn wal_cost(scope: Scope, bytes: i64) -> i64 {
-    wal_per_second(scope).map_or(0, |rate| micros(bytes, rate))
+/// Returns the time that an amount takes at a rate per second.
+fn duration(amount: i64, rate: i64) -> Duration {
+    Duration::from_micros(micros(amount, rate).unsigned_abs())
 }
 
 /// Returns the cost of an amount, in microseconds, at a rate per second.

@@ -145,6 +145,20 @@ fn a_restart_forgets_no_jump_and_a_small_one_is_none() {
 }
 
 #[test]
+fn a_clock_that_is_set_back_stops_no_sweep_that_keeps_to_a_rate() {
+    for setting in ["pg_ttl_index.max_wal_per_second=4MB", "pg_ttl_index.max_rows_per_second=20000"] {
+        let clocked = Clocked::start(&[setting]);
+        clocked.set(1200);
+        let mut db = database(&clocked.server);
+        db.run("CREATE TABLE t (at timestamptz); INSERT INTO t SELECT '2020-01-01' FROM generate_series(1, 100000)");
+        db.run("SELECT ttl_create_index('t', 'at', 60)");
+        db.wait_for_often("SELECT count(*) FROM ttl_progress WHERE hold IS NOT NULL AND rows_removed > 0", "1");
+        clocked.set(0);
+        db.wait_for(ROWS, "0");
+    }
+}
+
+#[test]
 fn the_setting_says_how_far_a_clock_may_jump() {
     let clocked = Clocked::start(&["pg_ttl_index.max_clock_jump=0"]);
     let mut db = clocked.database_without_clock();

@@ -130,6 +130,17 @@ fn explain_does_not_count_hidden_rows() {
             .join("\n")
     });
     assert_eq!(dead, none);
+    // Nor does a query around one tell of what that one has read.
+    db.run(
+        "CREATE FUNCTION find(key text) RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RETURN (SELECT count(*) FROM t WHERE token = key); END';
+         SELECT find('gone'), find('none')",
+    );
+    let around =
+        "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT find('gone') FROM (VALUES (1)) AS v";
+    let plan = db.get(around);
+    assert!(!plan.split("Planning").next().unwrap_or_default().contains("Buffers"), "{plan}");
+    db.run("CREATE TABLE open (LIKE t); INSERT INTO open VALUES ('x', now())");
+    assert!(db.get("EXPLAIN (ANALYZE, BUFFERS) SELECT * FROM open").contains("Buffers"), "others see theirs");
     let plan = db.get("EXPLAIN (ANALYZE, FORMAT JSON) SELECT * FROM t WHERE token = 'dead'");
     assert!(!plan.contains("\"Rows Removed by Filter\": 1"), "{plan}");
 }

@@ -107,6 +107,33 @@ fn workers_leave_the_log_to_others_and_manual_sweeps_do_not_unless_told_so() {
 }
 
 #[test]
+fn who_writes_much_log_waits_for_it_alone() {
+    for settings in [&[][..], &["pg_ttl_index.max_wal_per_second=16MB"]] {
+        let server = server(settings);
+        let (mut db, mut other) = (database(&server), database(&server));
+        let greedy = db.role("greedy");
+        db.run(&format!("CREATE SCHEMA greedy AUTHORIZATION {greedy}"));
+        db.session(&greedy).run(
+            "CREATE FUNCTION greedy.write() RETURNS trigger LANGUAGE plpgsql AS
+                 'BEGIN PERFORM pg_logical_emit_message(false, ''x'', repeat(''x'', 40000000)); RETURN NULL; END';
+             CREATE TABLE greedy.t (at timestamptz); INSERT INTO greedy.t SELECT '2020-01-01' FROM generate_series(1, 2000);
+             CREATE TRIGGER write AFTER DELETE ON greedy.t FOR EACH STATEMENT EXECUTE FUNCTION greedy.write();
+             SELECT ttl_create_index('greedy.t', 'at', 60, batch_size => 1)",
+        );
+        db.wait_for("SELECT hold FROM ttl_progress", "pg_ttl_index.max_wal_per_second");
+        for db in [&mut db, &mut other] {
+            db.run(
+                "CREATE TABLE t (at timestamptz); INSERT INTO t SELECT '2020-01-01' FROM generate_series(1, 300000)",
+            );
+            db.run("SELECT ttl_create_index('t', 'at', 60)");
+        }
+        db.wait_for(ROWS, "0");
+        other.wait_for(ROWS, "0");
+        assert_ne!(db.get("SELECT count(*) FROM greedy.t"), "0");
+    }
+}
+
+#[test]
 fn a_sweep_ends_at_its_cap_and_the_next_ones_go_on() {
     let mut db = with(EXPIRED);
     db.run("SELECT ttl_create_index('t', 'at', 60, 40, max_rows_per_run => 100)");
