@@ -1,4 +1,4 @@
--- Users may create operators and functions in the extension's schema: nothing of theirs is found while this is read.
+-- Users may create operators and functions in the extension's schema. This script must not find them.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 -- Rules follow their tables: rules written into the catalog are bound to objects, and DDL brings names up to date.

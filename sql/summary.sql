@@ -1,4 +1,4 @@
--- Users may create operators and functions in the extension's schema: nothing of theirs is found while this is read.
+-- Users may create operators and functions in the extension's schema. This script must not find them.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 -- Status functions for users. Function bodies are bound to the objects they name, so that the schema can be renamed.
@@ -48,7 +48,8 @@ CREATE FUNCTION @extschema@.ttl_summary() RETURNS TABLE (
     total_partitions_removed bigint,
     rule_name text,
     clear_columns text[],
-    emit_message boolean
+    emit_message boolean,
+    rule_id bigint
 )
     STABLE LANGUAGE sql SET search_path = pg_catalog, pg_temp SET jit = off
 BEGIN ATOMIC
@@ -95,7 +96,7 @@ BEGIN ATOMIC
                 THEN 'index_method'
            END,
            index.state, t.concurrently, t.purge_after, t.archive_to, t.on_expire, t.notify_channel, t.partition_action,
-           t.run_every, t.run_window, t.max_rows_per_second, t.max_rows_per_run, t.total_partitions_removed, t.rule_name, t.clear_columns, t.emit_message
+           t.run_every, t.run_window, t.max_rows_per_second, t.max_rows_per_run, t.total_partitions_removed, t.rule_name, t.clear_columns, t.emit_message, t.id
     FROM @extschema@.ttl_index_table t
     JOIN @extschema@.ttl_states() AS rule ON rule.rule_id = t.id
     LEFT JOIN @extschema@.ttl_lags() AS late ON late.rule_id = t.id

@@ -1,4 +1,4 @@
--- Users may create operators and functions in the extension's schema: nothing of theirs is found while this is read.
+-- Users may create operators and functions in the extension's schema. This script must not find them.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 -- A database that gets the extension now has no rows to save from a past recovery.
@@ -57,11 +57,12 @@ BEGIN ATOMIC
            s.rows_removed / nullif(extract(epoch FROM clock_timestamp() - s.started_at), 0)::double precision,
            s.started_at, s.relid::regclass, s.hold, s.plan, s.workers, t.rule_name,
            -- By the planner's estimate, which may be too low.
-           least(s.rows_removed::double precision / s.estimated_rows::double precision, 1),
+           CASE WHEN s.estimated_rows > 0 THEN least(s.rows_removed::double precision / s.estimated_rows::double precision, 1) END,
            -- At most thirty years: an estimate can be anything.
-           make_interval(secs => least(extract(epoch FROM clock_timestamp() - s.started_at)::double precision
-                                       * greatest(s.estimated_rows - s.rows_removed, 0)::double precision
-                                       / nullif(s.rows_removed, 0)::double precision, 1e9))
+           CASE WHEN s.estimated_rows > 0 AND s.rows_removed > 0
+                THEN make_interval(secs => least(extract(epoch FROM clock_timestamp() - s.started_at)::double precision
+                                                 * greatest(s.estimated_rows - s.rows_removed, 0)::double precision
+                                                 / s.rows_removed::double precision, 1e9)) END
     FROM @extschema@.ttl_progress_slots() s JOIN @extschema@.ttl_index_table t ON t.id = s.rule_id
     ;
 END;

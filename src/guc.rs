@@ -31,7 +31,8 @@ static HISTORY_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(7 * 24 * 60);
 
 /// Rows per second that all sweeps of the server together may remove; 0 means no limit.
 static MAX_ROWS_PER_SECOND: GucSetting<i32> = GucSetting::<i32>::new(0);
-/// Kilobytes of WAL per second that all sweeps of the server together may write; 0 means no limit.
+/// Kilobytes of WAL per second that all sweeps of the server together may write; 0 means no limit, -1 a limit for each sweep
+/// of a worker by itself.
 static MAX_WAL_PER_SECOND: GucSetting<i32> = GucSetting::<i32>::new(-1);
 /// How far a standby or slot may lag before sweeps wait: bytes or a time, with a unit; empty means any lag.
 static MAX_REPLICA_LAG: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
@@ -208,8 +209,8 @@ pub fn max_wal_per_second() -> Option<i64> {
     Some(i64::from(MAX_WAL_PER_SECOND.get()) * 1024).filter(|rate| *rate > 0)
 }
 
-/// Whether workers keep to a limit of their own, because none is set.
-pub fn workers_spare_wal() -> bool {
+/// Whether each sweep of a worker keeps to a limit of its own, because none is set.
+pub fn limits_workers_alone() -> bool {
     MAX_WAL_PER_SECOND.get() < 0
 }
 

@@ -32,7 +32,8 @@ pub fn read() -> Option<Clock> {
     Some(Clock { boot, ahead: wall - running })
 }
 
-/// Returns microseconds that go on when the wall clock is set, the same in all processes.
+/// Returns a clock in microseconds, the same in all processes, that setting the wall clock does not change where the machine
+/// has one.
 pub fn steady() -> i64 {
     let running = compat::time_since_boot().and_then(|since| i64::try_from(since.as_micros()).ok());
     running.unwrap_or_else(|| pgrx::datum::datetime_support::clock_timestamp().into())

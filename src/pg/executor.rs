@@ -52,6 +52,15 @@ struct Running {
     counts_rows: bool,
 }
 
+/// A query that will be explained.
+struct Explained {
+    query: *mut pg_sys::QueryDesc,
+    transaction: u32,
+    subtransaction: pg_sys::SubTransactionId,
+    /// Whether it, or a query inside it, passes over rows: what such a query reads is counted for those around it, too.
+    passes_over_rows: bool,
+}
+
 /// Rows of a statement that had no conflict.
 #[derive(Default)]
 struct Pending {
@@ -90,9 +99,8 @@ thread_local! {
     static RUNNING: RefCell<Vec<Running>> = const { RefCell::new(Vec::new()) };
     /// Set when a plan was made that must be used only once.
     static IS_MOMENTARY: Cell<bool> = const { Cell::new(false) };
-    /// The running queries that will be explained, with their transaction and whether a query inside them has passed over
-    /// rows. What such a query has read is counted for those around it, too.
-    static EXPLAINED: RefCell<Vec<(*mut pg_sys::QueryDesc, u32, bool)>> = const { RefCell::new(Vec::new()) };
+    /// The running queries that will be explained.
+    static EXPLAINED: RefCell<Vec<Explained>> = const { RefCell::new(Vec::new()) };
 }
 
 pub fn install(recheck: Recheck, recheck_pending: RecheckPending, is_restricted: IsRestricted) {
@@ -215,9 +223,7 @@ pub(super) unsafe extern "C-unwind" fn leave(nest_level: i32) {
 unsafe extern "C-unwind" fn begin(query: *mut pg_sys::QueryDesc) -> isize {
     // SAFETY: a started query has a plan.
     unsafe {
-        if (*query).instrument_options != 0 {
-            note_explained(query);
-        }
+        note_explained(query);
         let plan = &*(*query).plannedstmt;
         if plan.commandType == pg_sys::CmdType::CMD_SELECT && !plan.hasModifyingCTE {
             return -1;
@@ -289,41 +295,50 @@ unsafe extern "C-unwind" fn finish(query: *mut pg_sys::QueryDesc) {
         HOOKS.get().and_then(|hooks| hooks.finish).unwrap_or(standard_ExecutorFinish)(query);
         leave(path);
         end(depth);
-        if EXPLAINED.with_borrow(|explained| !explained.is_empty()) {
+        if (*query).instrument_options != 0 {
             forget_counts(query);
         }
     }
 }
 
-fn note_explained(query: *mut pg_sys::QueryDesc) {
-    let transaction = local_transaction();
-    EXPLAINED.with_borrow_mut(|explained| {
-        // Those left over from an earlier transaction have failed.
-        explained.retain(|(_, begun_in, _)| *begun_in == transaction);
-        if explained.iter().all(|(other, ..)| *other != query) {
-            explained.push((query, transaction, false));
+/// Records a query that will be explained, and for those around a query whether it passes over rows.
+///
+/// # Safety
+/// The query has a plan.
+unsafe fn note_explained(query: *mut pg_sys::QueryDesc) {
+    let (transaction, subtransaction) = place();
+    // SAFETY: as promised by the caller.
+    let (is_explained, plan) = unsafe { ((*query).instrument_options != 0, &*(*query).plannedstmt) };
+    let is_inside = EXPLAINED.with_borrow_mut(|explained| {
+        // Others have failed: those around this query began before it.
+        explained.retain(|other| other.transaction == transaction && other.subtransaction <= subtransaction);
+        if is_explained && explained.iter().all(|other| other.query != query) {
+            explained.push(Explained { query, transaction, subtransaction, passes_over_rows: false });
         }
+        !explained.is_empty()
     });
+    if is_inside {
+        // SAFETY: a list of OIDs.
+        let relids: Vec<_> = unsafe { elements(plan.relationOids).iter().map(|cell| cell.oid_value).collect() };
+        // Finding out takes queries, and these may be explained, too.
+        let is_restricted = || HOOKS.get().is_some_and(|hooks| (hooks.is_restricted)(&relids));
+        if planner::ask(is_restricted).unwrap_or(false) {
+            EXPLAINED.with_borrow_mut(|all| all.iter_mut().for_each(|explained| explained.passes_over_rows = true));
+        }
+    }
 }
 
 /// Resets counters that EXPLAIN ANALYZE shows of a query that passes over rows, and of those around it: rows removed by a
 /// filter would reveal that a hidden row has a key, and so would the blocks that were read for it.
 #[pg_guard]
 unsafe extern "C-unwind" fn forget_counts(query: *mut pg_sys::QueryDesc) {
-    // SAFETY: a query that has run has a plan and a plan state.
-    unsafe {
-        let relids: Vec<_> = elements((*(*query).plannedstmt).relationOids).iter().map(|cell| cell.oid_value).collect();
-        // Finding out takes queries, and these may be explained, too.
-        let is_restricted = || HOOKS.get().is_some_and(|hooks| (hooks.is_restricted)(&relids));
-        let is_restricted = planner::ask(is_restricted).unwrap_or(false);
-        let must_forget = EXPLAINED.with_borrow_mut(|explained| {
-            explained.iter_mut().for_each(|(.., has_passed)| *has_passed |= is_restricted);
-            let place = explained.iter().position(|(other, ..)| *other == query);
-            place.is_some_and(|place| explained.remove(place).2)
-        });
-        if must_forget {
-            forget_count((*query).planstate, ptr::null_mut());
-        }
+    let passes_over_rows = EXPLAINED.with_borrow_mut(|explained| {
+        let place = explained.iter().position(|other| other.query == query);
+        place.is_some_and(|place| explained.remove(place).passes_over_rows)
+    });
+    if passes_over_rows {
+        // SAFETY: a query that has run has a plan state.
+        unsafe { forget_count((*query).planstate, ptr::null_mut()) };
     }
 }
 

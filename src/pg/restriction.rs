@@ -2,7 +2,8 @@
 //!
 //! PostgreSQL allows no restriction where a transaction begins, so it is suspended as one commits: no code of users runs from
 //! there until the next one has begun. It is in force again before that one does anything: the command has changed relations
-//! in the transaction that has committed, and a transaction begins with processing the invalidations of such changes.
+//! in the transaction that has committed, and a transaction begins with processing the invalidations of such changes. That is so
+//! for `DETACH PARTITION CONCURRENTLY` and `DROP INDEX CONCURRENTLY`, and has to be checked for any other command.
 
 use pgrx::{pg_guard, pg_sys};
 use std::cell::Cell;

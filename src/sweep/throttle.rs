@@ -21,7 +21,7 @@ const LONGEST_SHARED_DEBT: i64 = 1_000_000;
 
 /// How many bytes of WAL each sweep of a worker may write in a second if no limit is set: others still write and commit
 /// beside it as usual.
-const SPARING: i64 = 16 << 20;
+const WORKER_WAL_RATE: i64 = 16 << 20;
 
 /// The pace of one sweep.
 #[derive(Default)]
@@ -73,10 +73,9 @@ impl Throttle {
         Ok(None)
     }
 
-    /// Returns how long a batch should have taken for the WAL that it has written. Others who commit write that, too, and
-    /// notice a lot at once.
+    /// Returns how long a batch should take, given the WAL it wrote. A burst of WAL delays other sessions' commits.
     pub fn time_of_wal(scope: Scope, bytes: i64) -> Duration {
-        let rate = wal_rate(scope).filter(|_| guc::workers_spare_wal());
+        let rate = wal_rate(scope).filter(|_| guc::limits_workers_alone());
         rate.map_or(Duration::ZERO, |rate| duration(bytes, rate))
     }
 
@@ -102,7 +101,7 @@ impl Throttle {
 /// be slow.
 fn wal_rate(scope: Scope) -> Option<i64> {
     let is_worker = scope == Scope::Transaction;
-    guc::max_wal_per_second().or_else(|| (is_worker && guc::workers_spare_wal()).then_some(SPARING))
+    guc::max_wal_per_second().or_else(|| (is_worker && guc::limits_workers_alone()).then_some(WORKER_WAL_RATE))
 }
 
 /// Returns the time that an amount takes at a rate per second.

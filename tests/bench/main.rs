@@ -63,7 +63,9 @@ Where the time goes in a sweep in order of expiry, in batches of 10,000, by a pr
 writes WAL; 24 % reads the index and looks at the rows; 4 % is code of the extension; 6 % goes into batches, which cost a tenth of
 a millisecond each. One DELETE has the first two as well, so that a sweep of a table without triggers can be no faster than about
 0.7 of it. Transactions of others wait at commit for the WAL that a sweep has written, as they do for one DELETE: `batch_size`,
-`target_batch_time`, `max_wal_per_second` and `batch_delay` set how much that is.
+`target_batch_time`, `max_wal_per_second` and `batch_delay` set how much that is. By default, each sweep of a worker writes at most
+16 MB a second, about 100,000 rows; the parts that compare speed run without that limit. Without it, one process writes about
+700 MB of WAL a second here, and two write little more.
 ";
 
 /// CPU seconds that a backend has used.

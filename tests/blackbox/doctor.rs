@@ -62,7 +62,7 @@ fn what_is_wrong_with_rules_is_named_and_mended() {
         "CREATE FUNCTION stays(text) RETURNS boolean STABLE LANGUAGE sql AS 'SELECT true';
          SELECT ttl_create_index('kept', 'at', '90 days', filter => 'stays(pad)')",
     );
-    mend(&mut db, "public.kept (at)", "has the rows that the filter keeps, too");
+    mend(&mut db, "public.kept (at)", "contains rows that the filter keeps");
     // These are for those who see the tables.
     let stranger = db.role("stranger");
     let mut other = db.session(&stranger);
@@ -88,6 +88,6 @@ fn what_is_wrong_with_the_server_is_named_and_mended() {
     let mut db = database(&Arc::new(Server::start(&["shared_preload_libraries=pg_stat_statements"])));
     let (said, statement) = finding(&mut db, "server").expect("a finding");
     assert!(said.starts_with("The library is not preloaded"), "{said}");
-    assert_eq!(statement, "ALTER SYSTEM SET shared_preload_libraries = pg_stat_statements, pg_ttl_index");
+    assert_eq!(statement, "ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements', 'pg_ttl_index'");
     db.run(&statement);
 }

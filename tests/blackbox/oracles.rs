@@ -133,12 +133,18 @@ fn explain_does_not_count_hidden_rows() {
     // Nor does a query around one tell of what that one has read.
     db.run(
         "CREATE FUNCTION find(key text) RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RETURN (SELECT count(*) FROM t WHERE token = key); END';
-         SELECT find('gone'), find('none')",
+         CREATE FUNCTION fail(key text) RETURNS bigint LANGUAGE plpgsql AS
+             'BEGIN RETURN (SELECT 1 / count(*) FROM t WHERE token = key); EXCEPTION WHEN OTHERS THEN RETURN 0; END';
+         CREATE FUNCTION open(key text) RETURNS bigint LANGUAGE plpgsql AS
+             'DECLARE c refcursor; n bigint; BEGIN OPEN c FOR SELECT count(*) FROM t WHERE token = key; FETCH c INTO n; RETURN n; END'",
     );
-    let around =
-        "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT find('gone') FROM (VALUES (1)) AS v";
-    let plan = db.get(around);
-    assert!(!plan.split("Planning").next().unwrap_or_default().contains("Buffers"), "{plan}");
+    for function in ["find", "fail", "open"] {
+        db.run(&format!("SELECT {function}('gone'), {function}('none')"));
+        let plan = db.get(&format!(
+            "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT {function}('gone') FROM (VALUES (1)) AS v"
+        ));
+        assert!(!plan.split("Planning").next().unwrap_or_default().contains("Buffers"), "{function}: {plan}");
+    }
     db.run("CREATE TABLE open (LIKE t); INSERT INTO open VALUES ('x', now())");
     assert!(db.get("EXPLAIN (ANALYZE, BUFFERS) SELECT * FROM open").contains("Buffers"), "others see theirs");
     let plan = db.get("EXPLAIN (ANALYZE, FORMAT JSON) SELECT * FROM t WHERE token = 'dead'");

@@ -268,7 +268,16 @@ fn keeper(programs: &Path, directory: &Path, settings: &[String], environment: &
         .arg(directory.join("data"))
         .arg("-k")
         .arg(directory)
-        .args(["-c", "listen_addresses=", "-c", "fsync=off", "-c", "max_connections=200"])
+        .args([
+            "-c",
+            "listen_addresses=",
+            "-c",
+            "fsync=off",
+            "-c",
+            "max_connections=200",
+            "-c",
+            "log_line_prefix=%m [%p] %e ",
+        ])
         .args(settings.iter().flat_map(|setting| ["-c", setting.as_str()]))
         .args(more.split_whitespace().flat_map(|setting| ["-c", setting]))
         .stdin(Stdio::piped())

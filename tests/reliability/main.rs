@@ -24,7 +24,7 @@ fn main() {
     type Part<'a> = (&'a str, &'a dyn Fn(&mut Random) -> Vec<Trial>);
     let parts: [Part<'_>; 11] = [
         ("touches", &|_| touches::run(100_000, 1)),
-        ("upserts", &|_| upserts::run(1_000_000)),
+        ("upserts", &|_| upserts::run(1_010_000)),
         ("fuzz", &|random| fuzz::run(random, 200_000)),
         ("twins", &|random| twins::run(random, 10_000)),
         ("memory", &|_| memory::run(10_000)),

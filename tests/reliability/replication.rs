@@ -67,9 +67,10 @@ fn fail_over(random: &mut Random, failovers: u64) -> Trial {
 
 /// What has expired is hidden on a standby whose replay stands still, and goes when it goes on.
 fn look_at_a_standby_that_lags(session: &mut Session, replica: &mut Session, faults: &mut Vec<String>) {
-    session.run("INSERT INTO hidden (id, at) VALUES (-1, now() + interval '300 ms') ON CONFLICT (id) DO UPDATE SET at = excluded.at; INSERT INTO ledger VALUES ('hidden', -1, now()) ON CONFLICT (kind, id) DO UPDATE SET at = excluded.at");
+    session.run("INSERT INTO hidden (id, at) VALUES (-1, now() + interval '2 seconds') ON CONFLICT (id) DO UPDATE SET at = excluded.at; INSERT INTO ledger VALUES ('hidden', -1, now()) ON CONFLICT (kind, id) DO UPDATE SET at = excluded.at");
     catch_up(session, replica, faults);
     replica.run("SELECT pg_wal_replay_pause()");
+    replica.wait_for("SELECT pg_get_wal_replay_pause_state()", "paused");
     session.wait_for("SELECT count(*) FROM hidden WHERE id = -1", "0");
     session.run("SET pg_ttl_index.hide_expired = off");
     session.wait_for("SELECT count(*) FROM hidden WHERE id = -1", "0");
@@ -89,7 +90,7 @@ fn catch_up(session: &mut Session, replica: &mut Session, faults: &mut Vec<Strin
     expect(replica, faults, "a standby that catches up", &replayed, "t");
 }
 
-/// A subscriber has what the publisher has, hidden rows included, at all times.
+/// A subscriber ends up with what the publisher has, hidden rows included.
 fn subscribe(random: &mut Random) -> Trial {
     let mut faults = Vec::new();
     let publisher = server(&SETTINGS);

@@ -26,9 +26,9 @@ pub fn most_ties(wanted: usize) -> usize {
     wanted / 10
 }
 
-/// A scan leaves the index if the blocks of the heap have so many times as many expired rows as those that the index leads
-/// to. Where rows are deleted as they are found, reading two live rows costs less than an index entry and the visit that it
-/// leads to. By SQL, rows are removed by one statement in order, and by two by blocks.
+/// A scan leaves the index if a block of the heap has, on average, this many times as many expired rows as a block that the
+/// index leads to. Where rows are deleted as they are found, reading two live rows costs less than an index entry and the visit
+/// that it leads to. By SQL, one statement removes rows in order, and two by blocks.
 const DENSE: f64 = 0.45;
 const SCATTERED: f64 = 1.5;
 
