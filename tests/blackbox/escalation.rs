@@ -1,7 +1,7 @@
 //! Code of a table's owner never runs with more rights than the owner has, whoever sweeps.
 
 use crate::worker::{database, server};
-use harness::Database;
+use harness::{Database, Session};
 
 /// A database with a role that tries to become more than it is: `trap` writes down who it runs as, and then tries
 /// every way out.
@@ -153,6 +153,11 @@ fn what_a_worker_reads_and_runs_to_make_an_index() {
     assert_eq!(trap.db.get(&seen), "domain|owner\nindex|owner");
 }
 
+/// Since 19, a partition that is detached gets no constraint, for which others would be simplified.
+fn detaching_runs_code(session: &mut Session) -> bool {
+    session.get("SELECT current_setting('server_version_num')::int < 190000") == "t"
+}
+
 #[test]
 fn what_a_worker_reads_to_drop_and_detach_partitions() {
     for action in ["drop", "detach"] {
@@ -170,7 +175,8 @@ fn what_a_worker_reads_to_drop_and_detach_partitions() {
         // Not from the summary, which reads the partition.
         trap.db.wait_for("SELECT total_partitions_removed, last_error_code FROM ttl_index_table", "1|");
         let seen = format!("SELECT DISTINCT how, replace(who, '{}', 'owner') FROM seen ORDER BY 1, 2", trap.owner);
-        assert_eq!(trap.db.get(&seen), if action == "detach" { "index|owner" } else { "" });
+        let runs_code = action == "detach" && detaching_runs_code(&mut trap.db);
+        assert_eq!(trap.db.get(&seen), if runs_code { "index|owner" } else { "" });
     }
 }
 
@@ -196,7 +202,7 @@ fn what_detaching_runs_leaves_nothing_behind_in_the_worker_and_does_not_hold_it(
              ALTER TABLE p{nth}_1 ADD CHECK (evil{nth}(1) AND at IS NOT NULL);
              SELECT ttl_create_index('p{nth}', 'at', 60, partition_action => 'detach')"
         ));
-        let outcome = if nth == 0 { "1|" } else { "0|57014" };
+        let outcome = if nth == 1 && detaching_runs_code(&mut db) { "0|57014" } else { "1|" };
         db.wait_for(
             &format!(
                 "SELECT total_partitions_removed, left(last_error, 5) FROM ttl_summary WHERE table_name = 'p{nth}'"
