@@ -416,8 +416,13 @@ pub unsafe fn portal_run(portal: pg_sys::Portal, receiver: *mut pg_sys::DestRece
     }
 }
 
-/// Resets the page counters of a bitmap heap scan.
+/// Resets the page counters of a bitmap heap scan, and since 18 those of its parallel workers.
 pub fn forget_pages(scan: &mut pg_sys::BitmapHeapScanState) {
+    // SAFETY: null, or what the workers have counted.
+    #[cfg(since = "18")]
+    if let Some(workers) = unsafe { scan.sinstrument.as_mut() } {
+        workers.num_workers = 0;
+    }
     #[cfg(not(since = "18"))]
     let pages = (&mut scan.exact_pages, &mut scan.lossy_pages);
     #[cfg(since = "18")]
